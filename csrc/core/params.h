@@ -1,0 +1,30 @@
+// Reading structs that a caller with an older or newer header has filled.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "anyfuse.h"
+
+namespace anyfuse {
+
+// Copies a params struct of `given` bytes into `out`, whose unknown tail is zero. A longer one is from a newer header: it
+// is taken only while the fields that this library does not know are zero, for it could not honour them.
+template <typename Params>
+anyfuse_status read_struct(const void *source, size_t given, Params *out) {
+  const char *bytes = static_cast<const char *>(source);
+  for (size_t i = sizeof(Params); i < given; ++i)
+    if (bytes[i] != 0) return ANYFUSE_INVALID_SIZE;
+  std::memset(static_cast<void *>(out), 0, sizeof(Params));
+  std::memcpy(static_cast<void *>(out), source, given < sizeof(Params) ? given : sizeof(Params));
+  return ANYFUSE_OK;
+}
+
+template <typename Params>
+anyfuse_status read_params(const Params *source, Params *out) {
+  if (source == nullptr) return ANYFUSE_INVALID_POINTER;
+  if (source->size < sizeof(size_t) || source->size > 4096) return ANYFUSE_INVALID_SIZE;
+  return read_struct(source, source->size, out);
+}
+
+}  // namespace anyfuse

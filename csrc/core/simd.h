@@ -1,0 +1,209 @@
+// Vectors of the target's native width, for the kernel pass only. Arithmetic is written with the operators of the compiler's
+// vector types (+ - * / compare and ?:), which round each operation once; what they lack is here. This file and dot.h are
+// the only ones with intrinsics. Everything is forced inline: nothing here may become a symbol.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "anyfuse.h"
+
+#if defined(ANYFUSE_TARGET_IS_avx512)
+#define ANYFUSE_VECTOR_BYTES 64
+#include <immintrin.h>
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+#define ANYFUSE_VECTOR_BYTES 32
+#include <immintrin.h>
+#else
+#define ANYFUSE_VECTOR_BYTES 16
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(ANYFUSE_TARGET_IS_neon) || defined(ANYFUSE_TARGET_IS_neon_dot)
+#define ANYFUSE_NEON 1
+#include <arm_neon.h>
+#endif
+#endif
+
+#define ANYFUSE_INLINE static inline __attribute__((always_inline))
+
+// Native-width vectors: wider ones (a 64-byte vector under AVX2) are spilled to the stack by GCC, measured 5 times slower.
+typedef float vf __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
+typedef int32_t vi __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
+typedef uint32_t vu __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
+typedef uint16_t vh __attribute__((vector_size(ANYFUSE_VECTOR_BYTES / 2)));
+typedef int8_t vb __attribute__((vector_size(ANYFUSE_VECTOR_BYTES / 4)));
+
+enum { kWidth = ANYFUSE_VECTOR_BYTES / 4 };  // fp32 lanes
+
+ANYFUSE_INLINE vf set(float x) {
+  vf v;
+  for (int i = 0; i < kWidth; ++i) v[i] = x;
+  return v;
+}
+ANYFUSE_INLINE vu set_bits(uint32_t x) { return x - (vu){}; }
+
+ANYFUSE_INLINE vf load(const float *p) {
+  vf v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+ANYFUSE_INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+
+ANYFUSE_INLINE vu bits(vf v) { return (vu)v; }
+ANYFUSE_INLINE vf from_bits(vu v) { return (vf)v; }
+ANYFUSE_INLINE vf abs(vf v) { return from_bits(bits(v) & 0x7fffffffu); }
+
+// Correctly rounded.
+ANYFUSE_INLINE vf sqrt(vf v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vf)_mm512_sqrt_ps((__m512)v);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  return (vf)_mm256_sqrt_ps((__m256)v);
+#elif defined(__SSE2__)
+  return (vf)_mm_sqrt_ps((__m128)v);
+#elif defined(ANYFUSE_NEON)
+  return (vf)vsqrtq_f32((float32x4_t)v);
+#else
+  for (int i = 0; i < kWidth; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+#endif
+}
+
+// Nearest integer, ties to even, for |v| < 2^22 (beyond it, and for NaN, a value of that size or NaN). The addition of
+// 1.5 * 2^23 leaves no bit below one, so that it is the rounding; a zero comes out as +0.
+ANYFUSE_INLINE vf rint_small(vf v) { return (v + 12582912.0f) - 12582912.0f; }
+
+// The larger magnitude, where NaN is the largest: compared as integers, the bits of |x| order numbers, inf and NaN so.
+ANYFUSE_INLINE vu max_magnitude(vu a, vu b) { return a > b ? a : b; }
+
+ANYFUSE_INLINE uint32_t horizontal_max(vu v) {
+  uint32_t lanes[kWidth], m = 0;
+  memcpy(lanes, &v, sizeof v);
+  for (int i = 0; i < kWidth; ++i) m = lanes[i] > m ? lanes[i] : m;
+  return m;
+}
+
+// ---- bf16 and fp16, W at a time. Stores round half to even and write one NaN (0x7FC0, 0x7E00). ----
+
+ANYFUSE_INLINE vu widen_bits(vh h) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vu)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  return (vu)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+  return __builtin_convertvector(h, vu);
+#endif
+}
+
+// Lanes must be below 2^16.
+ANYFUSE_INLINE vh narrow_bits(vu v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vh)_mm512_cvtepi32_epi16((__m512i)v);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  const __m256i packed = _mm256_packus_epi32((__m256i)v, (__m256i)v);
+  return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+#else
+  return __builtin_convertvector(v, vh);
+#endif
+}
+
+ANYFUSE_INLINE vf bf16_to_float(vh h) { return from_bits(widen_bits(h) << 16); }
+
+ANYFUSE_INLINE vh float_to_bf16(vf v) {
+  const vu u = bits(v);
+  const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return narrow_bits(v == v ? rounded : set_bits(0x7fc0));
+}
+
+ANYFUSE_INLINE vf fp16_to_float(vh h) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  return (vf)_mm256_cvtph_ps((__m128i)h);
+#elif defined(ANYFUSE_NEON)
+  return (vf)vcvt_f32_f16((float16x4_t)h);
+#else
+  const vu w = widen_bits(h), magnitude = (w & 0x7fffu) << 13, sign = (w & 0x8000u) << 16;
+  const vu normal = magnitude + (112u << 23);
+  // Subnormal: put the mantissa below an exponent of 2^-14 and subtract that 2^-14 again.
+  const vu small = bits(from_bits(magnitude + (113u << 23)) - from_bits(set_bits(113u << 23)));
+  const vu special = magnitude + (224u << 23);
+  const vu value = magnitude < (1u << 23) ? small : (magnitude >= (31u << 23) ? special : normal);
+  return from_bits(value | sign);
+#endif
+}
+
+ANYFUSE_INLINE vh float_to_fp16(vf v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  const __m512i half = _mm512_cvtepu16_epi32(_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+  return narrow_bits(v == v ? (vu)half : set_bits(0x7e00));
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  const vh half = (vh)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+  return narrow_bits(v == v ? widen_bits(half) : set_bits(0x7e00));
+#elif defined(ANYFUSE_NEON)
+  const vh half = (vh)vcvt_f16_f32((float32x4_t)v);
+  return narrow_bits(v == v ? widen_bits(half) : set_bits(0x7e00));
+#else
+  const vu u = bits(v), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
+  // Normal results: rebias the exponent, and round at bit 13. Subnormal ones: adding 0.5 leaves the mantissa of a half.
+  const vu normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const vu small = bits(from_bits(magnitude) + 0.5f) - bits(set(0.5f));
+  const vu finite = magnitude < (113u << 23) ? small : normal;
+  const vu value = magnitude >= 0x477ff000u ? set_bits(0x7c00) : finite;
+  return narrow_bits(v == v ? value | sign : set_bits(0x7e00));
+#endif
+}
+
+// ---- conversion of runs of elements, any length ----
+
+ANYFUSE_INLINE vf half_to_float(anyfuse_dtype dtype, vh h) {
+  return dtype == ANYFUSE_BFLOAT16 ? bf16_to_float(h) : fp16_to_float(h);
+}
+ANYFUSE_INLINE vh float_to_half(anyfuse_dtype dtype, vf v) {
+  return dtype == ANYFUSE_BFLOAT16 ? float_to_bf16(v) : float_to_fp16(v);
+}
+
+// to[0, n) from elements of a 16-bit dtype; the lanes up to the next multiple of kWidth become zero.
+ANYFUSE_INLINE void halves_to_floats(anyfuse_dtype dtype, const uint16_t *from, float *to, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    vh h;
+    memcpy(&h, from + i, sizeof h);
+    store(to + i, half_to_float(dtype, h));
+  }
+  if (i < n) {
+    vh h = {};
+    memcpy(&h, from + i, (n - i) * sizeof(uint16_t));
+    store(to + i, half_to_float(dtype, h));
+  }
+}
+
+// to[0, n) in a 16-bit dtype; `from` is readable up to the next multiple of kWidth.
+ANYFUSE_INLINE void floats_to_halves(anyfuse_dtype dtype, const float *from, uint16_t *to, int64_t n) {
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    const vh h = float_to_half(dtype, load(from + i));
+    memcpy(to + i, &h, sizeof h);
+  }
+  if (i < n) {
+    const vh h = float_to_half(dtype, load(from + i));
+    memcpy(to + i, &h, (n - i) * sizeof(uint16_t));
+  }
+}
+
+// ---- the row sum of the contract: 64 lanes, element k to lane k mod 64, then lane i + lane i+half, half = 32 ... 1 ----
+
+enum { kLanes = 64, kLaneVectors = kLanes / kWidth };
+
+struct LaneSum {
+  vf lane[kLaneVectors];
+};
+
+ANYFUSE_INLINE float total(const LaneSum &sum) {
+  float lanes[kLanes];
+  memcpy(lanes, sum.lane, sizeof lanes);
+  for (int half = kLanes / 2; half >= kWidth; half /= 2)
+    for (int i = 0; i < half; i += kWidth) store(lanes + i, load(lanes + i) + load(lanes + i + half));
+  for (int half = kWidth / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  return lanes[0];
+}

@@ -1,0 +1,86 @@
+#include "core/target.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "anyfuse.h"
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#ifndef HWCAP_ASIMDDP
+#define HWCAP_ASIMDDP (1 << 20)
+#endif
+#endif
+
+namespace anyfuse {
+namespace {
+
+#define ANYFUSE_TARGET_NAME(name) #name,
+const char *const kNames[] = {ANYFUSE_FOR_EACH_TARGET(ANYFUSE_TARGET_NAME)};
+#undef ANYFUSE_TARGET_NAME
+
+bool available(Target target) {
+  if (target == Target::base) return true;
+#if defined(__x86_64__)
+  __builtin_cpu_init();  // the library may be used by another library's constructor, before ours ran
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
+                    __builtin_cpu_supports("popcnt");
+  if (target == Target::avx2) return avx2;
+  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+#elif defined(__aarch64__) && defined(__linux__)
+  return target == Target::neon || (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__aarch64__)
+  return true;  // every 64-bit Apple processor has the dot product
+#else
+  return false;
+#endif
+}
+
+// -1 stands for a name that is unknown or cannot run here.
+int32_t find(const char *name) {
+  if (name == nullptr || *name == '\0') {
+    for (int32_t i = kTargetCount - 1; i > 0; --i)
+      if (available(static_cast<Target>(i))) return i;
+    return 0;
+  }
+  for (int32_t i = 0; i < kTargetCount; ++i)
+    if (std::strcmp(name, kNames[i]) == 0 && available(static_cast<Target>(i))) return i;
+  return -1;
+}
+
+std::atomic<int32_t> &chosen() {
+  static std::atomic<int32_t> index{find(std::getenv("ANYFUSE_TARGET"))};
+  return index;
+}
+
+}  // namespace
+
+int32_t current_target() { return chosen().load(std::memory_order_relaxed); }
+
+}  // namespace anyfuse
+
+using anyfuse::kTargetCount;
+
+extern "C" {
+
+const char *anyfuse_target_name(int32_t index) {
+  return index >= 0 && index < kTargetCount ? anyfuse::kNames[index] : nullptr;
+}
+
+int32_t anyfuse_target_available(int32_t index) {
+  return index >= 0 && index < kTargetCount && anyfuse::available(static_cast<anyfuse::Target>(index));
+}
+
+int32_t anyfuse_target_current(void) { return anyfuse::current_target(); }
+
+anyfuse_status anyfuse_target_set(const char *name) {
+  const int32_t index = anyfuse::find(name);
+  if (index < 0) return ANYFUSE_NO_TARGET;
+  anyfuse::chosen().store(index, std::memory_order_relaxed);
+  return ANYFUSE_OK;
+}
+
+}  // extern "C"

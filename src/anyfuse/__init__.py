@@ -1,0 +1,12 @@
+"""Fused operators for low-precision training and inference, with one numeric contract on every machine."""
+
+from . import ops as ops
+from ._core import version as _version
+from ._opspec import REGISTRY as _REGISTRY
+from ._settings import backend as backend
+
+__version__ = _version()
+
+# Every registered operator under its own name: `anyfuse.apply_fused_ema_adamw_`, ...
+for _spec in _REGISTRY.values():
+    globals()[_spec.function.__name__] = _spec.function

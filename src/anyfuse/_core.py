@@ -1,0 +1,162 @@
+"""The native library: loading it, calling it, and turning its status codes into exceptions. Free of torch.
+
+Every operator file declares its params struct as a subclass of `Struct` (the C name as a class argument) and gets a callable
+from `function`. Nothing else in the package touches ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LIBRARY_DIR = Path(__file__).parent / "_lib"
+LIBRARY = LIBRARY_DIR / ("libanyfuse.dylib" if sys.platform == "darwin" else "libanyfuse.so")
+
+#: Structs by their C name, for the test that compares them with `anyfuse.h`.
+STRUCTS: dict[str, type[Struct]] = {}
+
+# Field types under the names of the header.
+pointer, size, i32, i64, f64, u64 = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int32,
+    ctypes.c_int64,
+    ctypes.c_double,
+    ctypes.c_uint64,
+)
+
+
+sizeof, addressof = ctypes.sizeof, ctypes.addressof
+
+
+class Struct(ctypes.Structure):
+    """A struct of `anyfuse.h`; `class Params(Struct, c_name="anyfuse_..._params")`."""
+
+    def __init_subclass__(cls, c_name: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        STRUCTS[c_name] = cls
+
+
+_ERRORS: dict[int, type[Exception]] = {
+    1: ValueError,
+    2: TypeError,
+    3: ValueError,
+    4: ValueError,
+    5: IndexError,
+    6: RuntimeError,
+    7: MemoryError,
+}
+
+# The numbers of `anyfuse_dtype`, by the name torch gives the type.
+DTYPES = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 2,
+    "int32": 3,
+    "uint8": 4,
+    "int64": 9,
+    "bfloat16": 27,
+    "int4": 29,
+    "hifloat8": 34,
+    "float8_e5m2": 35,
+    "float8_e4m3fn": 36,
+}
+
+CONVENTIONS = {"formula": 0, "device": 1}
+
+
+def _load() -> ctypes.CDLL:
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"{LIBRARY} is missing: install anyfuse with pip, or build it in a checkout with "
+            "`cmake -S . -B build/dev && cmake --build build/dev`"
+        )
+    library = ctypes.CDLL(str(LIBRARY))
+    library.anyfuse_version.restype = ctypes.c_char_p
+    library.anyfuse_thread_pool.restype = ctypes.c_char_p
+    library.anyfuse_status_name.restype = ctypes.c_char_p
+    library.anyfuse_target_name.restype = ctypes.c_char_p
+    library.anyfuse_target_set.argtypes = [ctypes.c_char_p]
+    return library
+
+
+_library = _load()
+
+
+def check(status: int, what: str) -> None:
+    """Raises the exception of a status other than ANYFUSE_OK."""
+    if status:
+        text = _library.anyfuse_status_name(status).decode()
+        raise _ERRORS.get(status, RuntimeError)(f"{what}: {text}")
+
+
+def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
+    """The operator `anyfuse_<name>` as a function of its params struct. It releases the GIL while it runs."""
+    native = getattr(_library, f"anyfuse_{name}")
+    native.argtypes = [ctypes.POINTER(params)]
+    native.restype = ctypes.c_int32
+
+    def call(argument: Struct) -> None:
+        status = native(argument)
+        if status:
+            check(status, name)
+
+    return call
+
+
+def version() -> str:
+    """The version compiled into the library."""
+    return _library.anyfuse_version().decode()
+
+
+def thread_pool() -> str:
+    """Where parallel loops run: "openmp", "std" or "none"."""
+    return _library.anyfuse_thread_pool().decode()
+
+
+def targets() -> list[str]:
+    """Instruction sets compiled in, best last."""
+    names = []
+    while (name := _library.anyfuse_target_name(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def available_targets() -> list[str]:
+    """The instruction sets that this CPU can run, best last."""
+    return [name for i, name in enumerate(targets()) if _library.anyfuse_target_available(i)]
+
+
+def current_target() -> str:
+    """The instruction set in use."""
+    return targets()[_library.anyfuse_target_current()]
+
+
+def set_target(name: str | None) -> None:
+    """Chooses an instruction set by name; None chooses the best one. RuntimeError if this CPU cannot run it."""
+    if _library.anyfuse_target_set((name or "").encode()):
+        raise RuntimeError(f"target {name!r} cannot run here; available: {', '.join(available_targets())}")
+
+
+@contextmanager
+def target(name: str | None) -> Iterator[None]:
+    """Runs the block on one instruction set. The choice is the process's, not the thread's."""
+    before = current_target()
+    set_target(name)
+    try:
+        yield
+    finally:
+        set_target(before)
+
+
+if _library.anyfuse_target_current() < 0:
+    import os
+
+    raise RuntimeError(
+        f"ANYFUSE_TARGET={os.environ.get('ANYFUSE_TARGET')!r} cannot run here; "
+        f"available: {', '.join(available_targets())}"
+    )

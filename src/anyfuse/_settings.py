@@ -1,0 +1,53 @@
+"""What a call takes from its surroundings when it is not given: the backend and the convention.
+
+Both are context variables (each thread and async task has its own), with environment defaults read once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+BACKENDS = ("auto", "native", "reference")
+CONVENTIONS = ("formula", "device")
+
+
+def _one_of(what: str, value: str, accepted: tuple[str, ...]) -> str:
+    if value not in accepted:
+        raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
+    return value
+
+
+def _from_environment(variable: str, accepted: tuple[str, ...]) -> str:
+    return _one_of(variable, os.environ.get(variable, accepted[0]), accepted)
+
+
+_backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_from_environment("ANYFUSE_BACKEND", BACKENDS))
+_default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
+
+
+@contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Runs the block's operators on one implementation.
+
+    "native": the compiled kernels. "reference": plain PyTorch, slow, the definition of the numbers. "auto" (default;
+    `ANYFUSE_BACKEND` changes it): native. The choice is taken when an operator runs, inside compiled graphs too.
+
+    Raises ValueError for another name.
+    """
+    token = _backend.set(_one_of("backend", name, BACKENDS))
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
+def use_reference() -> bool:
+    return _backend.get() == "reference"
+
+
+def convention_or_default(convention: str | None) -> str:
+    """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or "formula"."""
+    return _default_convention if convention is None else _one_of("convention", convention, CONVENTIONS)

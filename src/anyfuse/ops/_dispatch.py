@@ -1,0 +1,250 @@
+"""What every operator file needs: registration with torch, checks with one wording, and in-place arguments done right.
+
+The way of a call: the public function only brings its arguments into the form of the schema; the CPU implementation and the
+fake kernel both call the operator's `check` (dtypes, shapes, attributes), so that errors are the same in eager mode and
+under `torch.compile`; what depends on memory or on values is checked on the CPU alone. Nothing is written before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+
+library = torch.library.Library("anyfuse", "DEF")
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+#: The C API's number of a torch dtype.
+NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)}
+
+
+def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns its overload, the fastest way to call it."""
+    name = schema.partition("(")[0]
+    library.define(schema)
+    library.impl(name, cpu, "CPU")
+    torch.library.register_fake(f"anyfuse::{name}", fake, lib=library)
+    return getattr(torch.ops.anyfuse, name).default
+
+
+# ---- checks ----
+
+
+def names(dtypes: Iterable[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def require(condition: bool, message: str) -> None:
+    """ValueError, for shapes and attributes."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_tensor(name: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {names(dtypes)}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} has dtype {names([value.dtype])}; accepted: {names(dtypes)}")
+
+
+def require_shape(name: str, tensor: Tensor, shape: Sequence[int], of: str) -> None:
+    if tensor.shape != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; accepted: {tuple(shape)}, the shape of {of}")
+
+
+def as_list(name: str, value: Any, like: Any, of: str) -> list[Tensor]:
+    """A list of tensors from a tensor or a list, whichever the argument `of` is."""
+    if isinstance(like, Tensor):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor, as {of} is one")
+        return [value]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{name} is a {type(value).__name__}; accepted: a list of tensors, as {of} is one")
+    if len(value) != len(like):
+        raise ValueError(f"{name} has {len(value)} tensors; accepted: {len(like)}, as many as {of}")
+    for item in value:
+        if not isinstance(item, Tensor):
+            raise TypeError(f"{name} holds a {type(item).__name__}; accepted: tensors")
+    return list(value)
+
+
+def step_list(step: Any, count: int) -> list[Tensor]:
+    """`step` as one-element int64 tensors: one for all tensors, or one for each."""
+    values = list(step) if isinstance(step, (list, tuple)) else [step]
+    if isinstance(step, (list, tuple)) and len(values) != count:
+        raise ValueError(f"step has {len(values)} entries; accepted: one for all tensors, or {count}")
+    for value in values:
+        if not isinstance(value, (int, Tensor, torch.SymInt)):
+            raise TypeError(f"step is a {type(value).__name__}; accepted: an int, a one-element int64 tensor or a list")
+    return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.int64) for value in values]
+
+
+def check_tensor_lists(lists: dict[str, Sequence[Tensor]], dtypes: Sequence[torch.dtype]) -> None:
+    """Equal lengths, and within each position equal shapes and accepted dtypes. The first name is the one to compare with."""
+    (first, leader), *others = lists.items()
+    for name, tensors in others:
+        require(len(tensors) == len(leader), f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}")
+    for row in zip(*lists.values(), strict=True):
+        shape = row[0].shape
+        for tensor in row:
+            if tensor.dtype not in dtypes or tensor.shape != shape:
+                for name, culprit in zip(lists, row, strict=True):  # only now is the name worth its cost
+                    require_tensor(name, culprit, dtypes)
+                    require_shape(name, culprit, shape, first)
+
+
+def check_steps(step: Sequence[Tensor], count: int) -> None:
+    require(len(step) in (1, count), f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
+    for value in step:
+        require_tensor("step", value, (torch.int64,))
+        require(value.numel() == 1, f"step has shape {tuple(value.shape)}; accepted: one element")
+
+
+def step_values(step: Sequence[Tensor], count: int) -> list[int]:
+    """The steps of `count` tensors as numbers."""
+    values = [int(value) for value in step]
+    return values * count if len(values) == 1 else values
+
+
+def check_scalar(name: str, value: Tensor | None) -> None:
+    """An optional one-element tensor (grad_scale, found_inf, a learning rate on the device)."""
+    if value is None:
+        return
+    require_tensor(name, value, (torch.float32, torch.float64))
+    require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
+
+
+# ---- numbers ----
+
+
+def f32(value: float) -> float:
+    """The nearest fp32 value (infinity beyond its range)."""
+    return ctypes.c_float(value).value
+
+
+def power(base: float, exponent: float) -> float:
+    """base ** exponent in double by the C library, with its values instead of Python's exceptions."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
+    except ValueError:  # 0 to a negative power; a negative base to a fraction does not arise, steps are whole
+        return math.inf
+
+
+def correctly_rounded_sqrt(x: Tensor) -> Tensor:
+    """The fp32 square root rounded once. `torch.sqrt` on CPU is one ulp off for about 17 % of its inputs."""
+    return x.double().sqrt().float()
+
+
+# ---- memory ----
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one after its last."""
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (span + 1) * tensor.element_size()
+
+
+def _cells(tensor: Tensor) -> Tensor:
+    """The byte address of every element, sorted."""
+    address = torch.zeros((), dtype=torch.int64)
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        address = address.unsqueeze(-1) + torch.arange(size) * (stride * tensor.element_size())
+    return (address + tensor.data_ptr()).flatten().sort().values
+
+
+def _share_an_element(a: Tensor, b: Tensor) -> bool:
+    if a.is_contiguous() and b.is_contiguous():
+        return True  # their ranges meet
+    if a.element_size() == b.element_size() and (a.data_ptr() - b.data_ptr()) % a.element_size() == 0:
+        return bool(torch.isin(_cells(a), _cells(b), assume_unique=True).any())
+    return True  # different grids over the same bytes
+
+
+def check_memory(in_place: Iterable[tuple[str, Sequence[Tensor]]], inputs: Iterable[tuple[str, Sequence[Tensor]]]) -> None:
+    """Refuses in-place tensors that share an element with themselves, with each other or with an input.
+
+    Byte ranges are compared first (a sort, so that long lists stay cheap); only where two meet are the strides looked at.
+    Disjoint views of one storage pass.
+    """
+    ranges = []
+    for written, groups in ((True, in_place), (False, inputs)):
+        for name, tensors in groups:
+            for tensor in tensors:
+                if not tensor.is_contiguous():
+                    if written and _repeats_itself(tensor):
+                        raise ValueError(
+                            f"{name} has elements that share memory (shape {tuple(tensor.shape)}, strides "
+                            f"{tensor.stride()}); accepted: in-place tensors whose elements are distinct"
+                        )
+                    ranges.append((*_extent(tensor), written, name, tensor))
+                elif tensor.numel():
+                    start = tensor.data_ptr()
+                    ranges.append((start, start + tensor.nbytes, written, name, tensor))
+    ranges.sort(key=_by_start)
+    if all(map(_ends_before, ranges, ranges[1:])):
+        return
+    reach: list[tuple[int, int, bool, str, Tensor]] = []  # ranges that may still meet the next one
+    for entry in ranges:
+        reach = [other for other in reach if other[1] > entry[0]]
+        for other in reach:
+            if (entry[2] or other[2]) and _share_an_element(entry[4], other[4]):
+                raise ValueError(
+                    f"{entry[3]} shares memory with {other[3]}; accepted: in-place tensors with memory of their own"
+                )
+        reach.append(entry)
+
+
+_by_start = itemgetter(0)
+
+
+def _ends_before(entry: tuple[int, int, bool, str, Tensor], later: tuple[int, int, bool, str, Tensor]) -> bool:
+    return entry[1] <= later[0]
+
+
+def _repeats_itself(tensor: Tensor) -> bool:
+    """True when two indices of a tensor lead to one element (a stride of 0, or strides that interleave)."""
+    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    span = 0
+    for stride, size in dims:
+        if stride <= span:  # may repeat; strides that only interleave are decided by counting
+            return bool((_cells(tensor).diff() == 0).any())
+        span += (size - 1) * stride
+    return False
+
+
+def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Contiguous tensors to work on: those given, or copies. After the work, `write_back` returns the copies' values."""
+    return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+
+
+def assign(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Puts a reference's results into the tensors that it steps."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+
+def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
+    """Ends an in-place call. `pairs` are (arguments, what was worked on): copies go back through the arguments' views, and
+    every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
+    changed = []
+    for arguments, worked_on in pairs:
+        for argument, copy in zip(arguments, worked_on, strict=True):
+            if argument is not copy:
+                with torch.no_grad():
+                    argument.copy_(copy)
+            if not argument.is_inference():
+                changed.append(argument)
+    torch.autograd.graph.increment_version(changed)

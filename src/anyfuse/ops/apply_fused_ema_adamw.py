@@ -1,0 +1,395 @@
+r"""AdamW and an exponential moving average of the weights in one pass (document 001, `npu_apply_fused_ema_adamw`).
+
+For each element, with step number t, in fp32, every operation rounded once, in this order:
+
+    c1 = 1 - beta1^t,  c2 = 1 - beta2^t           (1 without bias_correction)
+    g  = grad                                      (mode 0: grad + weight_decay·var)
+    m' = beta1·m + (1 - beta1)·g
+    v' = beta2·v + (1 - beta2)·g·g
+    u  = (m'/c1) / (sqrt(v'/c2) + eps)             (mode 1: + weight_decay·var)
+    var' = var - lr·u
+    s' = ema_decay·s + (1 - ema_decay)·var'
+
+Tensors of 16 bits are widened at the load and rounded once at the store; m', v' and var' go on unrounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._opspec import BadCall, OpSpec, Sample, register
+from .._sampling import Draw
+from .._settings import convention_or_default, use_reference
+from . import _dispatch as d
+
+SCHEMA = (
+    "apply_fused_ema_adamw_(Tensor[] grad, Tensor(a!)[] var, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] s, "
+    "Tensor[] step, float lr, float ema_decay, float beta1, float beta2, float eps, int adam_mode, "
+    "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
+    "Tensor? found_inf, bool maximize) -> ()"
+)
+
+
+def apply_fused_ema_adamw_(
+    grad: Tensor | Sequence[Tensor],
+    var: Tensor | Sequence[Tensor],
+    m: Tensor | Sequence[Tensor],
+    v: Tensor | Sequence[Tensor],
+    s: Tensor | Sequence[Tensor],
+    step: int | Tensor | Sequence[int | Tensor],
+    lr: float | Tensor = 1e-3,
+    ema_decay: float = 0.9999,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    mode: int = 1,
+    bias_correction: bool = True,
+    weight_decay: float = 0.0,
+    *,
+    convention: str | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    maximize: bool = False,
+) -> tuple[Any, Any, Any, Any]:
+    """Steps parameters with AdamW and moves their EMA, in place and in one pass.
+
+    The mathematics is in this module's docstring.
+
+    Args:
+        grad: gradients; a tensor, or a list for many parameters in one native call. float32, float16 or bfloat16.
+        var, m, v, s: parameters, first and second moments, EMA of the parameters; updated. Each the shape of its
+            gradient; any of the three dtypes each.
+        step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each tensor.
+        lr, ema_decay, beta1, beta2, eps, weight_decay: numbers as in AdamW; lr may be a one-element float tensor.
+        mode: 1 decays the weights apart from the gradient (AdamW), 0 adds the decay to the gradient (Adam with L2).
+        bias_correction: divides the moments by 1 - beta^step.
+        convention: "formula" (the document) or "device" (the order of the NPU's kernel); default `ANYFUSE_CONVENTION`.
+        grad_scale: gradients are multiplied by 1/grad_scale first (a one-element tensor, as GradScaler has).
+        found_inf: a one-element tensor; when it is not 0 nothing changes.
+        maximize: turns the sign of the gradients.
+
+    Returns:
+        (var, m, v, s), the objects that were given.
+
+    Raises:
+        TypeError: a dtype or a kind of argument that is not accepted.
+        ValueError: shapes that differ, a mode other than 0 and 1, in-place tensors that share memory.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> var, s = torch.ones(4), torch.ones(4)
+        >>> m, v = torch.zeros(4), torch.zeros(4)
+        >>> _ = anyfuse.apply_fused_ema_adamw_(torch.full((4,), 0.5), var, m, v, s, step=1, lr=0.1, ema_decay=0.9)
+        >>> var
+        tensor([0.9000, 0.9000, 0.9000, 0.9000])
+    """
+    lists = [d.as_list(name, value, var, "var") for name, value in zip("grad var m v s".split(), (grad, var, m, v, s))]
+    lr_tensor = lr if isinstance(lr, Tensor) else None
+    _op(
+        *lists,
+        d.step_list(step, len(lists[0])),
+        0.0 if lr_tensor is not None else lr,
+        ema_decay,
+        beta1,
+        beta2,
+        eps,
+        mode,
+        bias_correction,
+        weight_decay,
+        convention_or_default(convention),
+        lr_tensor,
+        grad_scale,
+        found_inf,
+        maximize,
+    )
+    return var, m, v, s
+
+
+def check(
+    grad: Sequence[Tensor],
+    var: Sequence[Tensor],
+    m: Sequence[Tensor],
+    v: Sequence[Tensor],
+    s: Sequence[Tensor],
+    step: Sequence[Tensor],
+    mode: int,
+    lr: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
+    d.check_tensor_lists({"var": var, "grad": grad, "m": m, "v": v, "s": s}, d.FLOATS)
+    d.check_steps(step, len(var))
+    d.check_scalar("lr", lr)
+    d.check_scalar("grad_scale", grad_scale)
+    d.check_scalar("found_inf", found_inf)
+
+
+# ---- reference ----
+
+
+def reference(
+    grad: Tensor,
+    var: Tensor,
+    m: Tensor,
+    v: Tensor,
+    s: Tensor,
+    step: int,
+    *,
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+    convention: str,
+    grad_factor: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the operator's numbers."""
+    device = convention == "device"
+    g, p, m_old, v_old, s_old = (tensor.float() for tensor in (grad, var, m, v, s))
+    b1, b2, decay, wd = d.f32(beta1), d.f32(beta2), d.f32(ema_decay), d.f32(weight_decay)
+    rest1, rest2, rest = (d.f32(1.0 - (d.f32(x) if device else x)) for x in (beta1, beta2, ema_decay))
+    c1, c2 = (d.f32(1.0 - d.f32(d.power(b, step))) if bias_correction else 1.0 for b in (b1, b2))
+
+    g = g * d.f32(grad_factor)
+    if mode == 0:
+        g = g + wd * p
+    m_new = b1 * m_old + rest1 * g
+    v_new = b2 * v_old + ((g * g) * rest2 if device else rest2 * g * g)
+    if device:
+        one = torch.ones(())
+        m_hat, v_hat = m_new * (one / c1), v_new * (one / c2)
+    else:
+        m_hat, v_hat = m_new / torch.tensor(c1), v_new / torch.tensor(c2)
+    update = m_hat / (d.correctly_rounded_sqrt(v_hat) + d.f32(eps))
+    if mode == 1:
+        update = update + wd * p
+    p_new = p - d.f32(lr) * update
+    s_new = decay * s_old + rest * p_new
+    return p_new.to(var.dtype), m_new.to(m.dtype), v_new.to(v.dtype), s_new.to(s.dtype)
+
+
+# ---- CPU ----
+
+
+class Row(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_row"):
+    _fields_ = [
+        ("numel", _core.i64),
+        ("grad", _core.pointer),
+        ("var", _core.pointer),
+        ("m", _core.pointer),
+        ("v", _core.pointer),
+        ("s", _core.pointer),
+        ("step", _core.i64),
+        ("grad_dtype", _core.i32),
+        ("var_dtype", _core.i32),
+        ("m_dtype", _core.i32),
+        ("v_dtype", _core.i32),
+        ("s_dtype", _core.i32),
+        ("reserved", _core.i32),
+    ]
+
+
+class Params(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_params"):
+    _fields_ = [
+        ("size", _core.size),
+        ("row_size", _core.size),
+        ("rows", _core.pointer),
+        ("count", _core.i64),
+        ("lr", _core.f64),
+        ("ema_decay", _core.f64),
+        ("beta1", _core.f64),
+        ("beta2", _core.f64),
+        ("eps", _core.f64),
+        ("weight_decay", _core.f64),
+        ("grad_scale", _core.f64),
+        ("mode", _core.i32),
+        ("bias_correction", _core.i32),
+        ("convention", _core.i32),
+        ("maximize", _core.i32),
+        ("threads", _core.i32),
+        ("reserved", _core.i32),
+    ]
+
+
+_native = _core.function("apply_fused_ema_adamw", Params)
+number = d.NUMBERS
+
+
+def _cpu(
+    grad: list[Tensor],
+    var: list[Tensor],
+    m: list[Tensor],
+    v: list[Tensor],
+    s: list[Tensor],
+    step: list[Tensor],
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    adam_mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+    convention: str,
+    lr_tensor: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    maximize: bool,
+) -> None:
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf)
+    d.check_memory((("var", var), ("m", m), ("v", v), ("s", s)), (("grad", grad),))
+    if found_inf is not None and float(found_inf) != 0.0:
+        return
+    steps = d.step_values(step, len(var))
+    lr = lr if lr_tensor is None else float(lr_tensor)
+    scale = 1.0 if grad_scale is None else float(grad_scale)
+    var_, m_, v_, s_ = (d.contiguous(tensors) for tensors in (var, m, v, s))
+    if use_reference():
+        for i, now in enumerate(steps):
+            results = reference(
+                grad[i], var_[i], m_[i], v_[i], s_[i], now,
+                lr=lr, ema_decay=ema_decay, beta1=beta1, beta2=beta2, eps=eps, mode=adam_mode,
+                bias_correction=bias_correction, weight_decay=weight_decay, convention=convention,
+                grad_factor=(-1.0 if maximize else 1.0) / scale,
+            )  # fmt: skip
+            d.assign((var_[i], m_[i], v_[i], s_[i]), results)
+    else:
+        grad_ = d.contiguous(grad)  # kept until the call is over
+        rows = (Row * len(steps))(
+            *(
+                (
+                    p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), now,
+                    number[g.dtype], number[p.dtype], number[a.dtype], number[b.dtype], number[e.dtype], 0,
+                )
+                for g, p, a, b, e, now in zip(grad_, var_, m_, v_, s_, steps, strict=True)
+            )
+        )  # fmt: skip
+        _native(
+            Params(
+                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
+                lr, ema_decay, beta1, beta2, eps, weight_decay, scale,
+                adam_mode, bias_correction, _core.CONVENTIONS[convention], maximize, torch.get_num_threads(), 0,
+            )
+        )  # fmt: skip
+    d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
+
+
+def _fake(
+    grad: list[Tensor],
+    var: list[Tensor],
+    m: list[Tensor],
+    v: list[Tensor],
+    s: list[Tensor],
+    step: list[Tensor],
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    adam_mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+    convention: str,
+    lr_tensor: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    maximize: bool,
+) -> None:
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf)
+
+
+_op = d.define(SCHEMA, _cpu, _fake)
+
+
+# ---- samples ----
+
+
+def draw(draw: Draw) -> Sample:
+    mixed = draw.chance(0.3)
+    common = draw.choice(d.FLOATS)
+    tensors: dict[str, list[Tensor]] = {name: [] for name in "grad var m v s".split()}
+    count = draw.choice((1, 1, 1, 2, 5))
+    for _ in range(count):
+        shape = draw.shape()
+        for name, group in tensors.items():
+            tensor = draw.normal(shape, draw.choice(d.FLOATS) if mixed else common)
+            tensor = tensor.abs() if name == "v" else tensor
+            if draw.chance(0.15):
+                tensor = draw.special(tensor)
+            group.append(draw.view(tensor, writable=name != "grad"))
+    one = count == 1 and draw.chance(0.8)
+    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in tensors.items()}
+    steps: list[Any] = [draw.choice((1, 2, 7, 1000, 10**6)) for _ in range(count)]
+    if draw.chance(0.5):
+        steps = [torch.tensor([value]) for value in steps]
+    arguments |= {
+        "step": steps if not one and draw.chance(0.5) else steps[0],
+        "lr": draw.choice((1e-3, 0.1, 1.0, 0.0)),
+        "ema_decay": draw.choice((0.9999, 0.9, 0.0, 1.0)),
+        "beta1": draw.choice((0.9, 0.5, 0.0)),
+        "beta2": draw.choice((0.999, 0.99, 0.9999)),
+        "eps": draw.choice((1e-8, 1e-3, 0.0)),
+        "mode": draw.choice((0, 1)),
+        "bias_correction": draw.chance(0.7),
+        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
+        "convention": draw.choice(("formula", "device")),
+        "maximize": draw.chance(0.2),
+        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
+    }
+    shapes = [tuple(tensor.shape) for tensor in tensors["var"]]
+    return Sample(f"shapes={shapes} dtype={'mixed' if mixed else common}", arguments)
+
+
+def bad_calls() -> Iterable[BadCall]:
+    def call(**changes: Any) -> dict[str, Any]:
+        tensors = {name: torch.ones(3, 4) for name in "grad var m v s".split()}
+        return {**tensors, "step": 1, **changes}
+
+    for name in ("grad", "var", "m", "v", "s"):
+        yield BadCall(f"{name} of dtype float64", call(**{name: torch.ones(3, 4, dtype=torch.float64)}), TypeError, name)
+        yield BadCall(f"{name} of dtype int8", call(**{name: torch.ones(3, 4, dtype=torch.int8)}), TypeError, name)
+    for name in ("grad", "m", "v", "s"):
+        yield BadCall(f"{name} of another shape", call(**{name: torch.ones(4, 3)}), ValueError, name)
+        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
+        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 4)]}), TypeError, name)
+    one = [torch.ones(2)]
+    two = [torch.ones(2), torch.ones(2)]
+    lists = {"grad": two, "var": [t.clone() for t in two], "m": [t.clone() for t in two], "v": [t.clone() for t in two]}
+    yield BadCall("lists of different lengths", call(**lists, s=one), ValueError, "s")
+    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
+    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
+    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
+    yield BadCall("step a float", call(step=1.5), TypeError, "step")
+    yield BadCall("mode 2", call(mode=2), ValueError, "mode")
+    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+    same = torch.ones(3, 4)
+    yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")
+    wide = torch.ones(3, 8)
+    yield BadCall("overlapping views", call(var=wide[:, :4], s=wide[:, 3:7]), ValueError, "shares memory")
+    yield BadCall("expanded var", call(var=torch.ones(1, 4).expand(3, 4)), ValueError, "var")
+    yield BadCall("grad is var", call(grad=same, var=same), ValueError, "shares memory")
+
+
+register(
+    OpSpec(
+        name="apply_fused_ema_adamw",
+        function=apply_fused_ema_adamw_,
+        schema=SCHEMA,
+        document="001",
+        summary="AdamW and an EMA of the weights in one pass",
+        in_place=("var", "m", "v", "s"),
+        outputs=("var", "m", "v", "s"),
+        draw=draw,
+        bad_calls=bad_calls,
+    )
+)
