@@ -32,7 +32,7 @@ typedef uint32_t vu __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
 typedef uint16_t vh __attribute__((vector_size(ANYFUSE_VECTOR_BYTES / 2)));
 typedef int8_t vb __attribute__((vector_size(ANYFUSE_VECTOR_BYTES / 4)));
 
-enum { kWidth = ANYFUSE_VECTOR_BYTES / 4 };  // fp32 lanes
+constexpr int kWidth = ANYFUSE_VECTOR_BYTES / 4;  // fp32 lanes
 
 ANYFUSE_INLINE vf set(float x) {
   vf v;
@@ -192,7 +192,7 @@ ANYFUSE_INLINE void floats_to_halves(anyfuse_dtype dtype, const float *from, uin
 
 // ---- the row sum of the contract: 64 lanes, element k to lane k mod 64, then lane i + lane i+half, half = 32 ... 1 ----
 
-enum { kLanes = 64, kLaneVectors = kLanes / kWidth };
+constexpr int kLanes = 64, kLaneVectors = kLanes / kWidth;
 
 struct LaneSum {
   vf lane[kLaneVectors];

@@ -3,7 +3,7 @@
 #pragma once
 #include "core/simd.h"
 
-enum { kTile = 256 };
+constexpr int kTile = 256;
 
 ANYFUSE_INLINE bool tile_in_place(anyfuse_dtype dtype, int64_t n) { return dtype == ANYFUSE_FLOAT32 && n == kTile; }
 
