@@ -7,6 +7,8 @@ import math
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text for people.")]
 
@@ -14,6 +16,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines inst
 def print_json(value: Any) -> None:
     """Prints JSON; infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def table(title: str, *columns: str, numbers: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
+    """A table in the one style of all commands; columns in `numbers` are aligned right, those in `wrap` break lines."""
+    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        result.add_column(name, justify="right" if name in numbers else "left", no_wrap=name not in wrap)
+    return result
+
+
+def short(count: int) -> str:
+    """A count in few characters: 12.3M."""
+    value, unit = float(count), ""
+    for larger in ("k", "M", "G", "T"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f}{unit}" if unit else str(count)
 
 
 def _finite(value: Any) -> Any:

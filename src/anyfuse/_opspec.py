@@ -48,10 +48,10 @@ class CaseSpec:
     """How `anyfuse case` makes one plain call of an operator.
 
     `inputs(draw, sizes, dtype, attributes)` returns every tensor that the operator can take, contiguous, with everyday
-    values; those that are optional stay out of a case unless it asks for them. `sizes` are the numbers of a case's shape:
-    one for each name in `axes` or, where that is empty, a shape of any rank; here stand the default ones. `dtypes` are the
-    choices, the default first. `encodings(attributes)` names the outputs that hold packed or coded values in another
-    dtype ("int4", "hifloat8").
+    values; those that are optional stay out of a case unless it asks for them. `sizes` are the numbers of a case's
+    shape: one for each name in `axes` or, where that is empty, a shape of any rank; here stand the default ones.
+    `dtypes` are the choices, the default first. `encodings(attributes)` names the outputs that hold packed or coded
+    values in another dtype ("int4", "hifloat8").
     """
 
     inputs: Callable[[Draw, tuple[int, ...], torch.dtype, Mapping[str, Any]], dict[str, torch.Tensor]]
@@ -66,10 +66,11 @@ class CaseSpec:
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
-    `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that defines
-    it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a random valid
-    call, `edges` are calls worth trying every time, `bad_calls` what must be refused. `case` describes a plain call for
-    cases on disk, `profiles` what each product takes (None: no product limits it).
+    `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that
+    defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a
+    random valid call, `edges` are calls worth trying every time (the last of them large enough for several threads),
+    `bad_calls` what must be refused. `case` describes a plain call for cases on disk, `profiles` what each product
+    takes (None: no product limits it).
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Product profiles: what each Ascend product takes of an operator, as data, and the switch that refuses the rest.
 
-An operator's table (`Profiles`) stands in the operator's file. Under the default product, "any", no table is looked at and
-everything that makes mathematical sense is accepted.
+An operator's table (`Profiles`) stands in the operator's file. Under the default product, "any", no table is looked at
+and everything that makes mathematical sense is accepted.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ PRODUCTS = {
     "Kirin9030": "Kirin 9030",
 }
 
-_product: ContextVar[str] = ContextVar("anyfuse_soc", default=_from_environment("ANYFUSE_SOC", tuple(PRODUCTS)))
+_default_product = _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+_product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
 
 
 @contextmanager
 def soc(name: str) -> Iterator[None]:
     """Makes the block's operators refuse what a product refuses: dtypes, alignments, options, whole operators.
 
-    `name` is "Ascend910B" (Atlas A2), "Ascend910_93" (Atlas A3), "Ascend950", "Ascend310P", "KirinX90", "Kirin9030" or
-    "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense. The numbers of an accepted
-    call do not depend on it. `anyfuse info --soc NAME` prints what a product takes.
+    `name` is "Ascend910B" (Atlas A2), "Ascend910_93" (Atlas A3), "Ascend950", "Ascend310P", "KirinX90", "Kirin9030"
+    or "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense. The numbers of an
+    accepted call do not depend on it. `anyfuse info --soc NAME` prints what a product takes.
 
     Raises ValueError for another name.
     """
@@ -62,7 +63,8 @@ def restricted() -> bool:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one product takes of one operator, beyond the operator's own checks. Names are those given to `Profiles.check`.
+    """What one product takes of one operator, beyond the operator's own checks. Names are those that the operator gives
+    to `Profiles.check`.
 
     `dtypes`: accepted dtypes of a tensor, or of an option that names a dtype. `one_dtype`: tensors that must agree.
     `ranks`: smallest and largest number of dimensions. `shapes`: the exact shape. `multiples`: what a size must be a
@@ -79,17 +81,22 @@ class Limits:
     positive: Sequence[str] = ()
     absent: Sequence[str] = ()
 
-    def describe(self) -> list[tuple[str, str]]:
-        """Pairs (argument, what is accepted), in words."""
-        lines = [(name, _names(dtypes)) for name, dtypes in self.dtypes.items()]
-        lines += [(", ".join(self.one_dtype), "one dtype")] if self.one_dtype else []
-        lines += [(name, _rank_words(low, high)) for name, (low, high) in self.ranks.items()]
-        lines += [(name, f"shape {shape}") for name, shape in self.shapes.items()]
-        lines += [(name, f"a multiple of {step}") for name, step in self.multiples.items()]
-        lines += [(name, _names(values)) for name, values in self.values.items()]
-        lines += [(name, "above 0") for name in self.positive]
-        lines += [(name, "not available") for name in self.absent]
-        return lines
+    def describe(self) -> dict[str, str]:
+        """What is accepted for each argument, in words."""
+        words: dict[str, list[str]] = {}
+        for names, say in (
+            (self.dtypes, lambda name: _names(self.dtypes[name])),
+            (self.one_dtype[1:], lambda name: f"the dtype of {self.one_dtype[0]}"),
+            (self.ranks, lambda name: _rank_words(*self.ranks[name])),
+            (self.shapes, lambda name: f"shape {self.shapes[name]}"),
+            (self.multiples, lambda name: f"a multiple of {self.multiples[name]}"),
+            (self.values, lambda name: _names(self.values[name])),
+            (self.positive, lambda name: "above 0"),
+            (self.absent, lambda name: "not available"),
+        ):
+            for name in names:
+                words.setdefault(name, []).append(say(name))
+        return {name: "; ".join(parts) for name, parts in words.items()}
 
 
 class Profiles:
@@ -112,6 +119,15 @@ class Profiles:
         if limits is None:
             raise ValueError(f"{self.operator} is not available on {name}; accepted: soc {_names((ANY, *self.limits))}")
         _check(name, limits, call)
+
+
+def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
+    """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
+    _one_of("soc", name, tuple(PRODUCTS))
+    if name == ANY or profiles is None:
+        return {}
+    limits = profiles.limits.get(name)
+    return None if limits is None else limits.describe()
 
 
 def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:

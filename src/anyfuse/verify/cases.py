@@ -26,6 +26,7 @@ from .._opspec import REGISTRY, CaseSpec, OpSpec, Preset
 from .._sampling import Draw
 from .._settings import backend, convention_or_default, float64_reference
 from . import compare as judge
+from .compare import name_of
 from .files import Folder, tensor_writer, text_writer
 
 MANIFEST = "manifest.json"
@@ -35,7 +36,7 @@ GOLDENS = ("reference", "float64")
 ENCODINGS = (None, "int4", "hifloat8")
 
 DTYPES = {
-    judge.name_of(dtype): dtype
+    name_of(dtype): dtype
     for dtype in (
         torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -86,8 +87,35 @@ def operator(name: str) -> tuple[OpSpec, CaseSpec]:
     for spec in REGISTRY.values():
         if name in (spec.name, spec.function.__name__) and spec.case is not None:
             return spec, spec.case
-    known = ", ".join(sorted(spec.name for spec in REGISTRY.values() if spec.case is not None))
-    raise ValueError(f"operator {name!r} is unknown; accepted: {known}")
+    raise ValueError(f"operator {name!r} is unknown; accepted: {', '.join(known())}")
+
+
+def known() -> list[str]:
+    """The operators that cases can be made of."""
+    return sorted(spec.name for spec in REGISTRY.values() if spec.case is not None)
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `generate` takes for an operator."""
+    spec, plan = operator(name)
+    tensors = plan.inputs(Draw(0), plan.sizes, plan.dtypes[0], _defaults(spec))
+    defaults = _defaults(spec)
+    return {
+        "operator": spec.name,
+        "summary": spec.summary,
+        "shape": ",".join(plan.axes) or "sizes of any number",
+        "default shape": ",".join(map(str, plan.sizes)),
+        "dtypes": [name_of(dtype) for dtype in plan.dtypes],
+        "attributes": {key: value for key, value in defaults.items() if key not in tensors}
+        | {
+            key: value.item()
+            for key, value in tensors.items()
+            if defaults.get(key, 0) is not None and value.numel() == 1
+        },
+        "optional tensors": [key for key in tensors if defaults.get(key, ...) is None],
+        "presets": {key: preset.summary for key, preset in plan.presets.items()},
+        "outputs": list(spec.outputs),
+    }
 
 
 def generate(
@@ -110,15 +138,15 @@ def generate(
     names optional tensors to include. Everything is checked, and computed, before the first file is written.
     """
     spec, plan = operator(name)
-    known = _preset(plan, preset)
-    shape = _sizes(plan, sizes if sizes is not None else (known.sizes if known else plan.sizes), axes or {})
+    ready = _preset(plan, preset)
+    shape = _sizes(plan, sizes if sizes is not None else (ready.sizes if ready else plan.sizes), axes or {})
     chosen = _dtype(plan, dtype)
     _one_of("golden", golden, GOLDENS)
     folder = Folder(directory)
     if not overwrite and folder.size(MANIFEST) is not None:
         raise ValueError(f"{directory} holds a case already; accepted: another folder, or --overwrite")
 
-    given = {**(known.attributes if known else {}), **_parse(spec, settings or {})}
+    given = {**(ready.attributes if ready else {}), **_parse(spec, settings or {})}
     every = plan.inputs(Draw(seed), shape, chosen, {**_defaults(spec), **given})
     tensors, attributes = _arguments(spec, every, given, optional)
     with float64_reference() if golden == "float64" else backend("reference"):
@@ -126,16 +154,16 @@ def generate(
 
     encodings = plan.encodings(attributes)
     inputs = tuple(
-        File(key, f"input/{known.inputs[key] if known else key}.bin", value.dtype, tuple(value.shape))
+        File(key, f"input/{ready.inputs[key] if ready else key}.bin", value.dtype, tuple(value.shape))
         for key, value in tensors.items()
     )
     outputs = tuple(
         File(
             key,
-            f"output/{known.outputs[key] if known else key}.bin",
+            f"output/{ready.outputs[key] if ready else key}.bin",
             value.dtype,
             tuple(value.shape),
-            f"output/{known.goldens[key] if known else 'golden_' + key}.bin",
+            f"output/{ready.goldens[key] if ready else 'golden_' + key}.bin",
             encodings.get(key),
         )
         for key, value in results.items()
@@ -147,7 +175,7 @@ def generate(
         for path in (*files, *(file.file for file in outputs)):
             if folder.size(path) is not None:
                 raise ValueError(f"{path!r} exists in {directory}; accepted: another folder, or --overwrite")
-    text = json.dumps(_to_json(case), indent=2) + "\n"
+    text = json.dumps(to_json(case), indent=2) + "\n"
     folder.remove(MANIFEST)  # until all is new, this is no case
     for file in outputs:
         folder.remove(file.file)  # results of an older case
@@ -178,7 +206,7 @@ def _sizes(plan: CaseSpec, sizes: Sequence[int], axes: Mapping[str, int]) -> tup
 
 
 def _dtype(plan: CaseSpec, name: str | None) -> torch.dtype:
-    dtypes = {judge.name_of(dtype): dtype for dtype in plan.dtypes}
+    dtypes = {name_of(dtype): dtype for dtype in plan.dtypes}
     return plan.dtypes[0] if name is None else dtypes[_one_of("dtype", name, tuple(dtypes))]
 
 
@@ -215,8 +243,8 @@ def _parse_value(text: str, dtypes: bool) -> Any:
 def _arguments(
     spec: OpSpec, tensors: Mapping[str, Tensor], given: Mapping[str, Any], optional: Sequence[str]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The call: its tensors (those required, those asked for) and its attributes. A number given for a one-element tensor
-    (a step, a learning rate) fills that tensor."""
+    """The call: its tensors (those required, those asked for) and its attributes. A number given for a one-element
+    tensor (a step, a learning rate) fills that tensor."""
     defaults = _defaults(spec)
     can = [name for name in tensors if defaults.get(name, ...) is None]
     for name in optional:
@@ -245,7 +273,7 @@ def _filled(name: str, tensor: Tensor, value: Any) -> Tensor:
         raise ValueError(f"{name} is a tensor of shape {tuple(tensor.shape)}; accepted: values for attributes only")
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{name} is {value!r}; accepted: {kind}, as it is a tensor of {judge.name_of(tensor.dtype)}")
+        raise ValueError(f"{name} is {value!r}; accepted: {kind}, as it is a tensor of {name_of(tensor.dtype)}")
     return torch.full_like(tensor, value)
 
 
@@ -264,12 +292,14 @@ def _one_of(what: str, value: Any, accepted: Sequence[Any]) -> Any:
 # ---- the manifest ----
 
 
-def _to_json(case: Case) -> dict[str, Any]:
+def to_json(case: Case) -> dict[str, Any]:
     def entry(file: File) -> dict[str, Any]:
-        values = {"name": file.name, "file": file.file, "dtype": judge.name_of(file.dtype), "shape": list(file.shape)}
+        values = {"name": file.name, "file": file.file, "dtype": name_of(file.dtype), "shape": list(file.shape)}
         return {**values, **{key: getattr(file, key) for key in ("golden", "encoding") if getattr(file, key)}}
 
-    attributes = {key: str(value) if isinstance(value, torch.dtype) else value for key, value in case.attributes.items()}
+    attributes = {
+        key: str(value) if isinstance(value, torch.dtype) else value for key, value in case.attributes.items()
+    }
     return {
         "format": FORMAT,
         "operator": case.operator,
@@ -383,8 +413,8 @@ def run(directory: str | os.PathLike[str]) -> Case:
         got = results[file.name]
         if (got.dtype, tuple(got.shape)) != (file.dtype, file.shape):
             raise ValueError(
-                f"{MANIFEST} has {file.name!r} as {judge.name_of(file.dtype)} of shape {file.shape}; "
-                f"{case.operator} returned {judge.name_of(got.dtype)} of shape {tuple(got.shape)}"
+                f"{MANIFEST} has {file.name!r} as {name_of(file.dtype)} of shape {file.shape}; "
+                f"{case.operator} returned {name_of(got.dtype)} of shape {tuple(got.shape)}"
             )
     for file in case.outputs:
         folder.remove(file.file)  # results of an earlier run
@@ -422,11 +452,13 @@ def compare(
         size = folder.size(file.file)
         if size != file.nbytes:
             reason = f"the file has {size} bytes, the golden {file.nbytes}"
-            name = file.encoding or judge.name_of(file.dtype)
+            name = file.encoding or name_of(file.dtype)
             results.append(judge.Comparison(file.name, name, file.nbytes // file.dtype.itemsize, reason=reason))
             continue
         out = folder.load(file.file, file.dtype, file.shape)
         golden = folder.load(str(file.golden), file.dtype, file.shape)
-        options = {"loss": loss, "count_loss": count_loss, "lsb": lsb, "encoding": file.encoding}
-        results.append(judge.compare(file.name, out, golden, **options))
+        judged = judge.compare(
+            file.name, out, golden, loss=loss, count_loss=count_loss, lsb=lsb, encoding=file.encoding
+        )
+        results.append(judged)
     return results

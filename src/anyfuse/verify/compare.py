@@ -5,8 +5,8 @@ r = a / (max(|out|, |golden|) + 1e-9), an output of N elements fails only if
 
     not every a is ≤ loss,  and  not every r is ≤ loss,  and  both counts beyond the loss exceed N·count_loss.
 
-NaN is within only against NaN, an infinity only against the same one. Codes (integers, packed int4, 8-bit floats) must be
-equal, or at most `lsb` steps apart. Another size or dtype always fails.
+NaN is within only against NaN, an infinity only against the same one. Codes (integers, packed int4, 8-bit floats) must
+be equal, or at most `lsb` steps apart. Another size or dtype always fails.
 """
 
 from __future__ import annotations
@@ -128,9 +128,8 @@ def _judge_floats(result: Comparison) -> None:
     elif min(result.beyond_abs, result.beyond_rel) <= allowed:
         result.passed, result.reason = True, f"no more than {allowed:g} elements are beyond the loss"
     else:
-        result.reason = (
-            f"{result.beyond_abs} absolute and {result.beyond_rel} relative errors are beyond the loss; {allowed:g} allowed"
-        )
+        counts = f"{result.beyond_abs:,} absolute and {result.beyond_rel:,} relative errors"
+        result.reason = f"{counts} are beyond the loss of {result.loss:g}; {allowed:g} of each allowed"
 
 
 def _judge_codes(result: Comparison) -> None:

@@ -24,8 +24,8 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Folder:
-    """A folder whose files are named by relative paths. Whatever leads out of it, by `..`, as an absolute path or through
-    a symbolic link, is a ValueError."""
+    """A folder whose files are named by relative paths. Whatever leads out of it, by `..`, as an absolute path or
+    through a symbolic link, is a ValueError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = str(path)
