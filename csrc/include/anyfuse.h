@@ -109,6 +109,40 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);
 
+/* ---- add_rms_norm_dynamic_quant: add, RMSNorm and one or two row-wise quantizations in one pass ---- */
+
+/* Optional inputs are null when absent, and their dtype is then not looked at. A branch k is produced when its y and scale
+ * pointers are given; both branches' codes have one dtype. Outputs must not overlap inputs. ANYFUSE_INT4 codes lie two to a
+ * byte, the low nibble first (cols even): read as little-endian int32, the same bytes are the eight-to-a-word form. */
+typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
+  size_t size;
+  int64_t rows;
+  int64_t cols;
+  const void *x1; /* (rows, cols) */
+  const void *x2;
+  const void *gamma; /* (cols) */
+  const void *smooth_scale1;
+  const void *smooth_scale2;
+  const void *beta;
+  void *y1; /* (rows, cols) codes of y_dtype */
+  void *y2;
+  void *x; /* (rows, cols) of x_dtype */
+  float *scale1; /* (rows) */
+  float *scale2;
+  double epsilon;        /* 0 or more */
+  anyfuse_dtype x_dtype; /* of x1, x2 and x */
+  anyfuse_dtype gamma_dtype;
+  anyfuse_dtype smooth_scale1_dtype;
+  anyfuse_dtype smooth_scale2_dtype;
+  anyfuse_dtype beta_dtype;
+  anyfuse_dtype y_dtype; /* INT8, INT4, FLOAT8_E4M3FN, FLOAT8_E5M2 or HIFLOAT8 */
+  int32_t convention;
+  int32_t threads;
+} anyfuse_add_rms_norm_dynamic_quant_params;
+
+ANYFUSE_API anyfuse_status
+anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
+
 #ifdef __cplusplus
 }
 #endif
