@@ -49,6 +49,37 @@ ANYFUSE_INLINE vf load(const float* p) {
 }
 ANYFUSE_INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
 
+// n < kWidth elements in powers of two: a memcpy of a size that is not constant would be a call for every row.
+template <typename T>
+ANYFUSE_INLINE void copy_part(T *to, const T *from, int64_t n) {
+  for (int64_t block = kWidth / 2; block > 0; block /= 2) {
+    if ((n & block) == 0) continue;
+    __builtin_memcpy(to, from, block * sizeof(T));
+    to += block;
+    from += block;
+  }
+}
+
+// The first n < kWidth lanes from memory, zero in the others; and to memory. Nothing beyond those n elements is touched.
+ANYFUSE_INLINE vf load_part(const float *p, int64_t n) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+#else
+  float lanes[kWidth] = {};
+  copy_part(lanes, p, n);
+  return load(lanes);
+#endif
+}
+ANYFUSE_INLINE void store_part(float *p, vf v, int64_t n) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+#else
+  float lanes[kWidth];
+  store(lanes, v);
+  copy_part(p, lanes, n);
+#endif
+}
+
 ANYFUSE_INLINE vu bits(vf v) { return (vu)v; }
 ANYFUSE_INLINE vf from_bits(vu v) { return (vf)v; }
 ANYFUSE_INLINE vf abs(vf v) { return from_bits(bits(v) & 0x7fffffffu); }
@@ -210,6 +241,39 @@ ANYFUSE_INLINE vf half_to_float(anyfuse_dtype dtype, vh h) {
 }
 ANYFUSE_INLINE vh float_to_half(anyfuse_dtype dtype, vf v) {
   return dtype == ANYFUSE_BFLOAT16 ? float_to_bf16(v) : float_to_fp16(v);
+}
+
+// Elements [i, i + n) of an array of fp32, fp16 or bf16 as fp32 lanes, n <= kWidth; lanes from n on are zero, and not written.
+template <anyfuse_dtype dtype>
+ANYFUSE_INLINE vf read_lanes(const void *data, int64_t i, int64_t n) {
+  if (dtype == ANYFUSE_FLOAT32) {
+    const float *p = static_cast<const float *>(data) + i;
+    return n == kWidth ? load(p) : load_part(p, n);
+  }
+  const uint16_t *p = static_cast<const uint16_t *>(data) + i;
+  uint16_t lanes[kWidth] = {};
+  if (n == kWidth)
+    memcpy(lanes, p, sizeof lanes);
+  else
+    copy_part(lanes, p, n);
+  vh h;
+  memcpy(&h, lanes, sizeof h);
+  return half_to_float(dtype, h);
+}
+template <anyfuse_dtype dtype>
+ANYFUSE_INLINE void write_lanes(void *data, int64_t i, int64_t n, vf v) {
+  if (dtype == ANYFUSE_FLOAT32) {
+    float *p = static_cast<float *>(data) + i;
+    return n == kWidth ? store(p, v) : store_part(p, v, n);
+  }
+  uint16_t *p = static_cast<uint16_t *>(data) + i;
+  const vh h = float_to_half(dtype, v);
+  uint16_t lanes[kWidth];
+  memcpy(lanes, &h, sizeof lanes);
+  if (n == kWidth)
+    memcpy(p, lanes, sizeof lanes);
+  else
+    copy_part(p, lanes, n);
 }
 
 // to[0, n) from elements of a 16-bit dtype; the lanes up to the next multiple of kWidth become zero.

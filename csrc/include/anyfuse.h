@@ -143,6 +143,40 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
 ANYFUSE_API anyfuse_status
 anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
 
+/* ---- lazy_adam: Adam for the rows of tables that a step names, equal ids summed first, for a list of tables ---- */
+
+typedef struct anyfuse_lazy_adam_row {
+  int64_t n;    /* rows given; at most 2^32 - 1 without assume_unique */
+  int64_t rows; /* of the table */
+  int64_t dim;
+  const void *gradient; /* n rows of dim */
+  const void *indices;  /* n ids; negative ones are skipped */
+  void *m;              /* fp32 */
+  void *v;              /* fp32 */
+  void *var;
+  double lr; /* of this table, already bias-corrected */
+  anyfuse_dtype gradient_dtype;
+  anyfuse_dtype indices_dtype; /* ANYFUSE_INT32 or ANYFUSE_INT64 */
+  anyfuse_dtype var_dtype;
+  int32_t reserved;
+} anyfuse_lazy_adam_row;
+
+typedef struct anyfuse_lazy_adam_params {
+  size_t size;
+  size_t row_size;
+  const anyfuse_lazy_adam_row *rows;
+  int64_t count;
+  double beta1;
+  double beta2;
+  double epsilon;        /* its magnitude in fp32 is at least that of 1e-8 */
+  int32_t assume_unique; /* the ids of a table are distinct: equal ones are not looked for */
+  int32_t convention;
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_lazy_adam_params;
+
+ANYFUSE_API anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params);
+
 #ifdef __cplusplus
 }
 #endif
