@@ -1,10 +1,10 @@
 /* The C API of anyfuse: one page, plain C.
  *
- * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built against
- * an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as before".
- * All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a status, and
- * nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the docstring of
- * src/anyfuse/ops/<operator>.py. */
+ * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built
+ * against an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as
+ * before". All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a
+ * status, and nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the
+ * docstring of src/anyfuse/ops/<operator>.py. */
 #ifndef ANYFUSE_H
 #define ANYFUSE_H
 
@@ -111,9 +111,10 @@ ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fus
 
 /* ---- add_rms_norm_dynamic_quant: add, RMSNorm and one or two row-wise quantizations in one pass ---- */
 
-/* Optional inputs are null when absent, and their dtype is then not looked at. A branch k is produced when its y and scale
- * pointers are given; both branches' codes have one dtype. Outputs must not overlap inputs. ANYFUSE_INT4 codes lie two to a
- * byte, the low nibble first (cols even): read as little-endian int32, the same bytes are the eight-to-a-word form. */
+/* Optional inputs are null when absent, and their dtype is then not looked at. A branch k is produced when its y and
+ * scale pointers are given; both branches' codes have one dtype. Outputs must not overlap inputs. ANYFUSE_INT4 codes
+ * lie two to a byte, the low nibble first (cols even): read as little-endian int32, the same bytes are the
+ * eight-to-a-word form. */
 typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   size_t size;
   int64_t rows;
@@ -126,7 +127,7 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   const void *beta;
   void *y1; /* (rows, cols) codes of y_dtype */
   void *y2;
-  void *x; /* (rows, cols) of x_dtype */
+  void *x;       /* (rows, cols) of x_dtype */
   float *scale1; /* (rows) */
   float *scale2;
   double epsilon;        /* 0 or more */
@@ -140,8 +141,7 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   int32_t threads;
 } anyfuse_add_rms_norm_dynamic_quant_params;
 
-ANYFUSE_API anyfuse_status
-anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
+ANYFUSE_API anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
 
 /* ---- lazy_adam: Adam for the rows of tables that a step names, equal ids summed first, for a list of tables ---- */
 
