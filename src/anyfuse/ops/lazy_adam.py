@@ -14,16 +14,17 @@ neither read nor written. Tensors of 16 bits are widened at the load and rounded
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Preset, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
 
 SCHEMA = (
@@ -33,6 +34,16 @@ SCHEMA = (
 
 INDICES = (torch.int32, torch.int64)
 STATE = (torch.float32,)
+
+PROFILES = Profiles(
+    "lazy_adam",
+    {
+        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
+            dtypes={**dict.fromkeys(("gradient", "m", "v", "var"), (torch.float32,)), "indices": (torch.int32,)},
+            multiples={"dim": 8},
+        )
+    },
+)
 
 
 def lazy_adam_(
@@ -139,6 +150,9 @@ def check(
     d.require(len(lr) in (1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
     for value in lr:
         d.check_scalar("lr", value)
+    if restricted():
+        dims = [table.shape[1] for table in var]
+        PROFILES.check(gradient=gradient, indices=indices, m=m, v=v, var=var, dim=dims)
 
 
 def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
@@ -156,7 +170,7 @@ def sum_by_id(gradient: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct ids that are not negative, ascending, and the fp32 sum of each one's gradients."""
     kept = indices >= 0
     ids, order = indices[kept].sort(stable=True)
-    rows = gradient[kept][order].float()
+    rows = d.real(gradient[kept][order])
     ids, counts = ids.unique_consecutive(return_counts=True)
     first = counts.cumsum(0) - counts
     total = rows[first]
@@ -182,10 +196,10 @@ def reference(
     """One table's step, as new tensors (m, v, var). The definition of the operator's numbers."""
     rest1, rest2 = (d.f32(1.0 - (d.f32(x) if convention == "device" else x)) for x in (beta1, beta2))
     ids, g = sum_by_id(gradient, indices.flatten())
-    m_new = m[ids] * d.f32(beta1) + g * rest1
-    v_new = (v[ids] * d.f32(beta2) + (g * g) * rest2).abs()
+    m_new = d.real(m[ids]) * d.f32(beta1) + g * rest1
+    v_new = (d.real(v[ids]) * d.f32(beta2) + (g * g) * rest2).abs()
     step = (m_new * -d.f32(lr)) / (d.correctly_rounded_sqrt(v_new) + d.f32(epsilon))
-    var_new = var[ids].float() + step
+    var_new = d.real(var[ids]) + step
     results = m.clone(), v.clone(), var.clone()
     for result, rows in zip(results, (m_new, v_new, var_new), strict=True):
         result[ids] = rows.to(result.dtype)
@@ -417,6 +431,37 @@ def draw(draw: Draw) -> Sample:
     return Sample(f"(n, rows, dim)={shapes} assume_unique={unique}", arguments)
 
 
+def case_inputs(
+    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    rows, dim, n = sizes
+    d.require(n <= rows, f"n is {n}; accepted: at most {rows}, the rows, as the ids are distinct")
+    ids = torch.from_numpy(draw.rng.permutation(rows)[:n].astype("int32")).unsqueeze(1)
+    m = draw.normal((rows, dim), scale=0.1)
+    v = m.square() + draw.normal((rows, dim), scale=0.01).abs()
+    var = draw.normal((rows, dim), dtype)
+    gradient = draw.normal((n, dim), dtype)
+    return {"gradient": gradient, "indices": ids, "m": m, "v": v, "var": var, "lr": torch.tensor([0.001])}
+
+
+#: The single-operator case of Rec SDK, with its sizes and file names. Its golden takes 1 - beta of fp32 betas.
+OFFICIAL = Preset(
+    summary="the single-operator case of Rec SDK: 564 096 of 2 000 000 rows of 32",
+    sizes=(2_000_000, 32, 564_096),
+    attributes={"epsilon": 1e-7, "convention": "device"},
+    inputs={
+        "gradient": "gradient",
+        "indices": "indices",
+        "m": "inputM",
+        "v": "inputV",
+        "var": "inputVar",
+        "lr": "learningRate",
+    },
+    outputs={"m": "outputM", "v": "outputV", "var": "outputVar"},
+    goldens={"m": "goldenOutputM", "v": "goldenOutputV", "var": "goldenOutputVar"},
+)
+
+
 def bad_calls() -> Iterable[BadCall]:
     def call(**changes: Any) -> dict[str, Any]:
         tensors = {name: torch.ones(3, 4) for name in "m v var".split()}
@@ -480,5 +525,13 @@ register(
         outputs=("m", "v", "var"),
         draw=draw,
         bad_calls=bad_calls,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(1000, 32, 100),
+            axes=("rows", "dim", "n"),
+            dtypes=d.FLOATS,
+            presets={"official": OFFICIAL},
+        ),
+        profiles=PROFILES,
     )
 )
