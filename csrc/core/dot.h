@@ -1,20 +1,21 @@
-// int8 x int8 -> int32, exact for every value on every target. For the kernel pass only; with simd.h the only intrinsics.
+// int8 x int8 -> int32, exact for every value on every target. For the kernel pass only; with simd.h the only
+// intrinsics.
 //
-// Weights lie in panels of 16 columns, one order for every target: a step is 4 values of k, a line is one step of a panel,
-// and column j of a panel has its 4 values at byte 4 j of the line. A line is one vector of the widest instruction set, and
-// every narrower one cuts it into whole columns. Codes (the quantized rows) lie in tiles: 4 values of k of each row of the
-// tile, then the next step.
+// Weights lie in panels of 16 columns, one order for every target: a step is 4 values of k, a line is one step of a
+// panel, and column j of a panel has its 4 values at byte 4 j of the line. A line is one vector of the widest
+// instruction set, and every narrower one cuts it into whole columns. Codes (the quantized rows) lie in tiles: 4 values
+// of k of each row of the tile, then the next step.
 //
-// A sum vector holds kDotColumns columns with kDotParts partial sums each, side by side. The columns' sums are the parts
-// added up, less kDotOffset times the sum of the row's codes, all modulo 2^32: a sum over k <= 131071 fits int32, and what
-// overflows on the way to it wraps and comes back.
+// A sum vector holds kDotColumns columns with kDotParts partial sums each, side by side. The columns' sums are the
+// parts added up, less kDotOffset times the sum of the row's codes, all modulo 2^32: a sum over k <= 131071 fits int32,
+// and what overflows on the way to it wraps and comes back.
 #pragma once
 #include "core/simd.h"
 
-constexpr int kDotDepth = 4;    // values of k in a step
-constexpr int kDotPanel = 16;   // columns in a panel
+constexpr int kDotDepth = 4;                     // values of k in a step
+constexpr int kDotPanel = 16;                    // columns in a panel
 constexpr int kDotLine = kDotPanel * kDotDepth;  // bytes
-constexpr int kDotRows = 6;     // most rows in a tile of codes
+constexpr int kDotRows = 6;                      // most rows in a tile of codes
 
 #if defined(ANYFUSE_TARGET_IS_avx512)
 
@@ -140,8 +141,8 @@ constexpr int kDotPanelVectors = kDotPanel / kDotColumns;     // sum vectors of 
 constexpr int kDotPanelLanes = kDotPanelVectors * kDotLanes;  // int32 of a panel, for one row
 static_assert(sizeof(DotSum) == kDotLanes * sizeof(int32_t), "a sum vector is its lanes");
 
-// Sum vectors side by side in one tile: with few rows more of them, so that the registers are used and a narrow target reads
-// whole lines of weights; with many rows as many as leave the sums in registers.
+// Sum vectors side by side in one tile: with few rows more of them, so that the registers are used and a narrow target
+// reads whole lines of weights; with many rows as many as leave the sums in registers.
 #if defined(ANYFUSE_TARGET_IS_avx512) || defined(ANYFUSE_TARGET_IS_neon_dot)
 constexpr int dot_vectors(int) { return 4; }
 #elif defined(ANYFUSE_TARGET_IS_neon)
@@ -150,8 +151,8 @@ constexpr int dot_vectors(int rows) { return rows <= 3 ? 8 : 4; }
 constexpr int dot_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 #endif
 
-// sums[row][vector] (+)= codes · weights over `steps` steps. `sums` of one row are `sum_stride` int32 after the row before;
-// `weights` of the panel to the right are `panel_bytes` further on.
+// sums[row][vector] (+)= codes · weights over `steps` steps. `sums` of one row are `sum_stride` int32 after the row
+// before; `weights` of the panel to the right are `panel_bytes` further on.
 template <int rows, int vectors>
 static __attribute__((noinline)) void dot_tile(const dot_code *codes, const int8_t *weights, int64_t panel_bytes,
                                                int64_t steps, int32_t *sums, int64_t sum_stride, bool add) {
@@ -167,7 +168,8 @@ static __attribute__((noinline)) void dot_tile(const dot_code *codes, const int8
     DotWeights w[vectors];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v)
-      w[v] = dot_weights(weights + v / kDotPanelVectors * panel_bytes + v % kDotPanelVectors * (kDotColumns * kDotDepth));
+      w[v] =
+          dot_weights(weights + v / kDotPanelVectors * panel_bytes + v % kDotPanelVectors * (kDotColumns * kDotDepth));
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       const DotCodes c = dot_codes(codes + r * kDotDepth);
@@ -211,11 +213,17 @@ ANYFUSE_INLINE void dot_row_of_tiles(const dot_code *codes, const int8_t *weight
 ANYFUSE_INLINE void dot_panels(int rows, const dot_code *codes, const int8_t *weights, int64_t panel_bytes, int panels,
                                int64_t steps, int32_t *sums, int64_t sum_stride, bool add) {
   switch (rows) {
-    case 1: return dot_row_of_tiles<1>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
-    case 2: return dot_row_of_tiles<2>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
-    case 3: return dot_row_of_tiles<3>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
-    case 4: return dot_row_of_tiles<4>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
-    case 5: return dot_row_of_tiles<5>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
-    default: return dot_row_of_tiles<6>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    case 1:
+      return dot_row_of_tiles<1>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    case 2:
+      return dot_row_of_tiles<2>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    case 3:
+      return dot_row_of_tiles<3>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    case 4:
+      return dot_row_of_tiles<4>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    case 5:
+      return dot_row_of_tiles<5>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+    default:
+      return dot_row_of_tiles<6>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
   }
 }

@@ -1,9 +1,9 @@
-// Rows quantized to int8, times int8 weights, back to float, in one pass. The mathematics, and its reference in a few lines
-// of PyTorch, is in src/anyfuse/ops/quant_matmul_dequant.py; the two must agree to the last bit.
+// Rows quantized to int8, times int8 weights, back to float, in one pass. The mathematics, and its reference in a few
+// lines of PyTorch, is in src/anyfuse/ops/quant_matmul_dequant.py; the two must agree to the last bit.
 //
-// Two loops: the rows of x become tiles of codes (core/dot.h), then every strip of 64 columns is multiplied with every block
-// of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that are not
-// packed are brought into panels there, block by block.
+// Two loops: the rows of x become tiles of codes (core/dot.h), then every strip of 64 columns is multiplied with every
+// block of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that
+// are not packed are brought into panels there, block by block.
 #include "anyfuse.h"
 #include "core/dispatch.h"
 
@@ -110,7 +110,8 @@ ANYFUSE_INLINE int32_t horizontal_sum(vi v) {
 // A row's codes, `steps` steps from `step` on, into their places between the other rows of the tile.
 ANYFUSE_INLINE void put_codes(const dot_code *from, int64_t steps, int64_t step, int64_t rows, dot_code *to) {
   to += step * rows * kDotDepth;
-  for (int64_t i = 0; i < steps; ++i) memcpy(to + i * rows * kDotDepth, from + i * kDotDepth, kDotDepth * sizeof(dot_code));
+  for (int64_t i = 0; i < steps; ++i)
+    memcpy(to + i * rows * kDotDepth, from + i * kDotDepth, kDotDepth * sizeof(dot_code));
 }
 
 struct RowResult {
@@ -198,13 +199,16 @@ ANYFUSE_INLINE b16 load_bytes(const int8_t *from, int64_t count) {
 
 // One panel of up to 16 columns from rows of k: column j at from + j·stride. Writes whole groups of 16 values of k.
 ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
-  for (int64_t line = 0; line < depth; line += 64)  // a cache line of each column at a time: columns may lie 4 KiB apart
+  for (int64_t line = 0; line < depth;
+       line += 64)  // a cache line of each column at a time: columns may lie 4 KiB apart
     for (int64_t j = 0; j < kDotPanel; j += 4)
       for (int64_t k = line; k < line + 64 && k < depth; k += 16) {
         w4 r[4];
         for (int i = 0; i < 4; ++i) r[i] = (w4)load_bytes(from + (j + i) * stride + k, j + i < columns ? depth - k : 0);
-        const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-        const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+        const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+                 b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+        const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
+                 d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
         const w4 step[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
                             __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
         for (int i = 0; i < 4; ++i) memcpy(to + (k + 4 * i) * kDotPanel + 4 * j, &step[i], 16);
@@ -212,7 +216,8 @@ ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t c
 }
 
 // The same from rows of columns: value k at from + k·stride.
-ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth,
+                                         int8_t *to) {
   for (int64_t k = 0; k < depth; k += 4) {
     b16 r[4];
     for (int i = 0; i < 4; ++i) r[i] = load_bytes(from + (k + i) * stride, k + i < depth ? columns : 0);
@@ -222,22 +227,25 @@ ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int
     const h8 c = (h8)ANYFUSE_LOW(r[2], r[3]), d = (h8)ANYFUSE_HIGH(r[2], r[3]);
 #undef ANYFUSE_LOW
 #undef ANYFUSE_HIGH
-    const h8 line[4] = {
-        __builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
-        __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11), __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
+    const h8 line[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
+                        __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
+                        __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
+                        __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
     memcpy(to + k * kDotPanel, line, sizeof line);
   }
 }
 
 // Columns of `panel`, values [begin, begin + depth) of k; begin is a multiple of 256.
-ANYFUSE_INLINE void pack_panel(const anyfuse_quant_matmul_dequant_params &p, int64_t panel, int64_t begin, int64_t depth,
-                               int8_t *to) {
+ANYFUSE_INLINE void pack_panel(const anyfuse_quant_matmul_dequant_params &p, int64_t panel, int64_t begin,
+                               int64_t depth, int8_t *to) {
   const int8_t *weight = static_cast<const int8_t *>(p.weight);
   const int64_t j = panel * kDotPanel;
   const int64_t columns = p.n - j < kDotPanel ? p.n - j : kDotPanel;
   switch (p.weight_layout) {
-    case ANYFUSE_WEIGHT_NK: return pack_rows_of_k(weight + j * p.k + begin, p.k, columns, depth, to);
-    case ANYFUSE_WEIGHT_KN: return pack_rows_of_columns(weight + begin * p.n + j, p.n, columns, depth, to);
+    case ANYFUSE_WEIGHT_NK:
+      return pack_rows_of_k(weight + j * p.k + begin, p.k, columns, depth, to);
+    case ANYFUSE_WEIGHT_KN:
+      return pack_rows_of_columns(weight + begin * p.n + j, p.n, columns, depth, to);
     case ANYFUSE_WEIGHT_NZ_NK: {
       const int64_t panels = (p.n + 15) / 16;
       for (int64_t k = 0; k < depth; k += 32)
@@ -271,7 +279,8 @@ ANYFUSE_INLINE void read_strip(const anyfuse_quant_matmul_dequant_params &p, int
     const int64_t column = strip->column + (j < strip->columns ? j : 0);
     const bool packed = p.weight_scale_dtype == ANYFUSE_INT64;
     const uint32_t low = packed ? static_cast<uint32_t>(static_cast<const int64_t *>(p.weight_scale)[column]) : 0;
-    memcpy(&strip->scale[j], packed ? static_cast<const void *>(&low) : static_cast<const float *>(p.weight_scale) + column,
+    memcpy(&strip->scale[j],
+           packed ? static_cast<const void *>(&low) : static_cast<const float *>(p.weight_scale) + column,
            sizeof(float));
     strip->bias[j] = p.bias == nullptr ? 0.0 : p.bias[column];
   }
@@ -323,8 +332,8 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, 
       const int64_t row = args.tiles.begin(tile);
       const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
       const dot_code *codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
-      dot_panels(rows, codes, weights, panel_bytes, strip.panels, count, sums + (row - first_row) * kStripLanes, kStripLanes,
-                 step > 0);
+      dot_panels(rows, codes, weights, panel_bytes, strip.panels, count, sums + (row - first_row) * kStripLanes,
+                 kStripLanes, step > 0);
     }
   }
   if (steps == 0) memset(sums, 0, sizeof sums);
@@ -340,7 +349,8 @@ ANYFUSE_KERNEL(quant_matmul_dequant_rows, QuantMatmul) {
   for (int64_t tile = begin; tile < end; ++tile) {
     const int64_t first = args.tiles.begin(tile), last = args.tiles.begin(tile + 1);
     dot_code *codes = static_cast<dot_code *>(args.codes) + first * args.depth;
-    for (int64_t row = first; row < last; ++row) quantize_into(args, row, last - first, codes + (row - first) * kDotDepth);
+    for (int64_t row = first; row < last; ++row)
+      quantize_into(args, row, last - first, codes + (row - first) * kDotDepth);
   }
 }
 
@@ -456,7 +466,8 @@ anyfuse_status run(const Params &p, int32_t target) {
   if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
   QuantMatmul args = {};
   args.depth = divide_up(p.k, 4) * 4;
-  const int64_t rows = std::min(p.m, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
+  const int64_t rows =
+      std::min(p.m, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
   const int64_t row_bytes = kCodeBytes * args.depth + sizeof(float) + sizeof(int32_t);
   void *memory = std::aligned_alloc(64, divide_up(rows * row_bytes, 64) * 64);
   if (memory == nullptr) return ANYFUSE_OUT_OF_MEMORY;
