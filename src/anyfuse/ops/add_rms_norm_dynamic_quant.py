@@ -77,7 +77,7 @@ CARRIERS = {
 def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
     return Limits(
         dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
-        one_dtype=("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
+        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
         ranks={"x1": (2, 8)},
         positive=("epsilon",),
         values={} if masks else {"output_mask": (None,)},
@@ -229,7 +229,7 @@ def check(
     if restricted():
         unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
         PROFILES.check(
-            x1=x1, x2=x2, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
+            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
             epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ PROFILES = Profiles(
     "lazy_adam",
     {
         ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={**dict.fromkeys(("gradient", "m", "v", "var"), (torch.float32,)), "indices": (torch.int32,)},
+            dtypes={"var": (torch.float32,), "gradient": (torch.float32,), "indices": (torch.int32,)},
             multiples={"dim": 8},
         )
     },
@@ -152,7 +152,7 @@ def check(
         d.check_scalar("lr", value)
     if restricted():
         dims = [table.shape[1] for table in var]
-        PROFILES.check(gradient=gradient, indices=indices, m=m, v=v, var=var, dim=dims)
+        PROFILES.check(gradient=gradient, indices=indices, var=var, dim=dims)
 
 
 def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:

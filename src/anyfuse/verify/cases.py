@@ -112,7 +112,7 @@ def describe(name: str) -> dict[str, Any]:
             for key, value in tensors.items()
             if defaults.get(key, 0) is not None and value.numel() == 1
         },
-        "optional tensors": [key for key in tensors if defaults.get(key, ...) is None],
+        "optional tensors": _optional(spec, tensors),
         "presets": {key: preset.summary for key, preset in plan.presets.items()},
         "outputs": list(spec.outputs),
     }
@@ -246,7 +246,7 @@ def _arguments(
     """The call: its tensors (those required, those asked for) and its attributes. A number given for a one-element
     tensor (a step, a learning rate) fills that tensor."""
     defaults = _defaults(spec)
-    can = [name for name in tensors if defaults.get(name, ...) is None]
+    can = _optional(spec, tensors)
     for name in optional:
         if name not in can:
             raise ValueError(f"optional tensor {name!r} is unknown; accepted: {', '.join(can) or 'none'}")
@@ -256,6 +256,12 @@ def _arguments(
             chosen[name] = _filled(name, chosen[name], given[name])
     attributes = {name: value for name, value in {**defaults, **given}.items() if name not in chosen}
     return chosen, attributes
+
+
+def _optional(spec: OpSpec, tensors: Mapping[str, Tensor]) -> list[str]:
+    """The tensors that a case can do without."""
+    defaults, always = _defaults(spec), spec.case.always if spec.case else ()
+    return [name for name in tensors if defaults.get(name, ...) is None and name not in always]
 
 
 def _defaults(spec: OpSpec) -> dict[str, Any]:
