@@ -250,7 +250,8 @@ def _arguments(
     for name in optional:
         if name not in can:
             raise ValueError(f"optional tensor {name!r} is unknown; accepted: {', '.join(can) or 'none'}")
-    chosen = {name: tensor for name, tensor in tensors.items() if name not in can or name in {*optional, *given}}
+    wanted = {*optional, *(name for name, value in given.items() if value is not None)}
+    chosen = {name: tensor for name, tensor in tensors.items() if name not in can or name in wanted}
     for name in given:
         if name in chosen:
             chosen[name] = _filled(name, chosen[name], given[name])

@@ -246,7 +246,7 @@ def _print_comparisons(results: list[Comparison]) -> None:
         lines.add_row(item.name, short(item.elements), *errors, short(item.max_ulp), short(item.different), verdict)
     console = Console()
     console.print(lines)
-    console.print("beyond: absolute, relative errors beyond the loss; differ: elements with other bits", style="dim")
+    console.print("beyond: absolute, relative errors beyond the loss; differ: other bits", style="dim")
     for item in results:
         console.print(f"{item.name} ({item.dtype}): {item.reason}", markup=False, highlight=False)
 
