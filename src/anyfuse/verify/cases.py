@@ -323,9 +323,10 @@ def load(directory: str | os.PathLike[str]) -> tuple[Folder, Case]:
     folder = Folder(directory)
     text = folder.read(MANIFEST, MANIFEST_LIMIT)
     try:
-        return folder, _Reader(folder).case(json.loads(text))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{MANIFEST} in {directory} is no JSON: {error}") from None
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # bad characters, syntax, numbers, depth
+        raise ValueError(f"{MANIFEST} in {directory} cannot be read as JSON: {error}") from None
+    return folder, _Reader(folder).case(content)
 
 
 class _Reader:
