@@ -483,7 +483,7 @@ void run_rows(QuantMatmul &args, int32_t target) {
   args.tiles = {p.m, divide_up(p.m, kTileRows)};
   const int64_t strips = divide_up(p.n, anyfuse::kStripColumns);
   int64_t tiles_in_block = anyfuse::kBlockTiles;
-  while (tiles_in_block > 4 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
+  while (tiles_in_block > 8 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
   args.blocks = divide_up(args.tiles.count, tiles_in_block);
   const int64_t at_once = strips >= kManyStrips ? args.blocks : 1;  // a strip's weights stay in L2 from block to block
 
