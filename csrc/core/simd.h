@@ -164,6 +164,28 @@ ANYFUSE_INLINE void store_bytes(int8_t *to, const vi *v) {
 #endif
 }
 
+// ---- tables in memory, kWidth entries at a time ----
+
+// table[byte[i]]. Scalar loads: a gather instruction costs more on most CPUs.
+ANYFUSE_INLINE vf lookup(const float *table, const uint8_t *byte) {
+  vf v;
+  for (int i = 0; i < kWidth; ++i) v[i] = table[byte[i]];
+  return v;
+}
+ANYFUSE_INLINE vu lookup(const uint32_t *table, vu index) {
+  uint32_t at[kWidth];
+  memcpy(at, &index, sizeof at);
+  vu v;
+  for (int i = 0; i < kWidth; ++i) v[i] = table[at[i]];
+  return v;
+}
+ANYFUSE_INLINE vf lookup(const float *table, vu index) { return from_bits(lookup((const uint32_t *)table, index)); }
+
+// The lanes, each below 2^8, as kWidth bytes.
+ANYFUSE_INLINE void store_bytes(uint8_t *to, vu v) {
+  for (int i = 0; i < kWidth; ++i) to[i] = (uint8_t)v[i];
+}
+
 // ---- bf16 and fp16, W at a time. Stores round half to even and write one NaN (0x7FC0, 0x7E00). ----
 
 ANYFUSE_INLINE vu widen_bits(vh h) {

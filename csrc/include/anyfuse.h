@@ -222,6 +222,46 @@ ANYFUSE_API anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matm
  * anyfuse_target_current. */
 ANYFUSE_API int32_t anyfuse_quant_matmul_dequant_target(void);
 
+/* ---- apply_adam_w_quant: AdamW with moments of 8 bits, scaled block by block, for a list of tensors ---- */
+
+typedef struct anyfuse_apply_adam_w_quant_row {
+  int64_t numel;
+  const void *grad;
+  void *var;
+  void *m; /* codes, one byte an element */
+  void *v;
+  float *absmax_m; /* one for each block; the last block may be partial */
+  float *absmax_v;
+  int64_t step; /* of this tensor; the first step is 1, and 0 in the device convention */
+  anyfuse_dtype grad_dtype;
+  anyfuse_dtype var_dtype;
+} anyfuse_apply_adam_w_quant_row;
+
+typedef struct anyfuse_apply_adam_w_quant_params {
+  size_t size;
+  size_t row_size;
+  const anyfuse_apply_adam_w_quant_row *rows;
+  int64_t count;
+  const float *qmap_m; /* 256 finite values in ascending order */
+  const float *qmap_v;
+  int64_t block_size; /* 64, 128, 256, 512, 1024 or 2048 */
+  double lr;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  double eps;
+  double gnorm_scale;
+  double grad_scale; /* gradients are divided by it; 0 stands for 1 */
+  int32_t convention;
+  int32_t maximize;       /* the gradient's sign is turned */
+  int32_t skip_nonfinite; /* a block whose gradient is not finite everywhere stays as it is */
+  int32_t nonzero_v;      /* a second moment above 0 never gets the code of 0 */
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_apply_adam_w_quant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_quant_params *params);
+
 #ifdef __cplusplus
 }
 #endif
