@@ -52,6 +52,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "thread_pool": _core.thread_pool(),
         "target": _core.current_target(),
+        "matmul_target": _core.operator_target("quant_matmul_dequant"),
         "targets_available": _core.available_targets(),
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],
