@@ -98,6 +98,10 @@ class Model(nn.Module):
             for layer in (block.attention_out, block.down):
                 layer.weight.data *= (2 * config.layers) ** -0.5
 
+    def size(self) -> int:
+        """How many numbers it has to learn."""
+        return sum(p.numel() for p in self.parameters())
+
     def forward(self, ids: Tensor, arithmetic: Arithmetic = FLOAT) -> Tensor:
         residual = self.embedding(ids)
         delta = torch.zeros_like(residual)

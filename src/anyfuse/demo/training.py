@@ -6,22 +6,28 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import anyfuse
 
-from .model import Config, Model, loss
+from ..formats import create_codebook
+from .model import FLOAT, Arithmetic, Config, Model, loss
 
 BETAS = (0.9, 0.98)
 EPS = 1e-8
 WEIGHT_DECAY = 0.1
 PEAK_LR = 3e-3
+EMA_DECAY = 0.95
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises; then it falls along a cosine to a hundredth."""
+
+SMALL = 4096
+"""Tensors below this size (the gains of the norms) keep float32 moments: they are no bytes to save, and noise to fear."""
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -37,9 +43,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 class Optimizer(Protocol):
-    """What a training needs of its optimizer. Step numbers begin at 1."""
-
-    sparse: bool
+    """What a training needs of its optimizer. Step numbers begin at 1; `step` uses up the gradients."""
 
     def step(self, step: int, lr: float) -> None: ...
 
@@ -49,8 +53,6 @@ class Optimizer(Protocol):
 class TorchAdamW:
     """`torch.optim.AdamW`, the yardstick."""
 
-    sparse = False
-
     def __init__(self, model: Model) -> None:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=PEAK_LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY
@@ -59,32 +61,107 @@ class TorchAdamW:
     def step(self, step: int, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def state(self) -> list[Tensor]:
-        states = self.optimizer.state.values()
-        return [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        return [state[name] for state in self.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
 
 
 class FusedEmaAdamW:
-    """`anyfuse.apply_fused_ema_adamw_`: AdamW that keeps a moving average of the weights in the same pass."""
+    """`anyfuse.apply_fused_ema_adamw_`: AdamW and a moving average of the weights in one pass over all parameters."""
 
-    sparse = False
-
-    def __init__(self, model: Model, ema_decay: float) -> None:
-        self.ema_decay = ema_decay
-        self.parameters = list(model.parameters())
-        self.m = [torch.zeros_like(p) for p in self.parameters]
-        self.v = [torch.zeros_like(p) for p in self.parameters]
-        self.ema = [p.detach().clone() for p in self.parameters]
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.m = [torch.zeros_like(p) for p in parameters]
+        self.v = [torch.zeros_like(p) for p in parameters]
+        self.ema = [p.detach().clone() for p in parameters]
 
     def step(self, step: int, lr: float) -> None:
+        var, grad = _take(self.parameters)
         anyfuse.apply_fused_ema_adamw_(
-            [p.grad for p in self.parameters], [p.data for p in self.parameters], self.m, self.v, self.ema, step,
-            lr=lr, ema_decay=self.ema_decay, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=WEIGHT_DECAY,
+            grad, var, self.m, self.v, self.ema, step,
+            lr=lr, ema_decay=EMA_DECAY, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=WEIGHT_DECAY,
         )  # fmt: skip
 
     def state(self) -> list[Tensor]:
         return [*self.m, *self.v, *self.ema]
+
+
+class AdamW8bit:
+    """`anyfuse.apply_adam_w_quant_`: AdamW whose moments are 8-bit codes with a scale for each block of 256."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.maps = create_codebook("dynamic", signed=True), create_codebook("dynamic", signed=False)
+        self.m, self.v = ([torch.zeros_like(p, dtype=torch.uint8) for p in parameters] for _ in range(2))
+        self.absmax_m, self.absmax_v = ([torch.zeros(-(-p.numel() // 256)) for p in parameters] for _ in range(2))
+
+    def step(self, step: int, lr: float) -> None:
+        var, grad = _take(self.parameters)
+        anyfuse.apply_adam_w_quant_(
+            var, grad, self.m, self.v, *self.maps, self.absmax_m, self.absmax_v, step,
+            lr=lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=WEIGHT_DECAY, nonzero_v=True,
+        )  # fmt: skip
+
+    def state(self) -> list[Tensor]:
+        return [*self.m, *self.v, *self.absmax_m, *self.absmax_v, *self.maps]
+
+
+class LazyAdam:
+    """`anyfuse.lazy_adam_`: Adam for an embedding with sparse gradients. Rows that no token named cost nothing."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.m, self.v = torch.zeros_like(table), torch.zeros_like(table)
+        self.touched: list[int] = []
+
+    def step(self, step: int, lr: float) -> None:
+        (var,), (grad,) = _take([self.table])
+        ids = grad._indices()[0]
+        corrected = lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
+        anyfuse.lazy_adam_(grad._values(), ids, self.m, self.v, var, corrected, *BETAS, EPS)
+        self.touched.append(len(ids.unique()))
+
+    @property
+    def share_touched(self) -> float:
+        """The mean share of the table's rows that a step named."""
+        return sum(self.touched) / len(self.touched) / len(self.table)
+
+    def state(self) -> list[Tensor]:
+        return [self.m, self.v]
+
+
+class Together:
+    """Several optimizers, each for its part of the parameters."""
+
+    def __init__(self, *parts: Optimizer) -> None:
+        self.parts = parts
+
+    def step(self, step: int, lr: float) -> None:
+        for part in self.parts:
+            part.step(step, lr)
+
+    def state(self) -> list[Tensor]:
+        return list(chain.from_iterable(part.state() for part in self.parts))
+
+
+def eight_bit_and_lazy(model: Model) -> tuple[Together, LazyAdam]:
+    """8-bit AdamW for the matrices, lazy Adam for the embedding, fused AdamW for the few small tensors."""
+    lazy = LazyAdam(model.embedding.weight)
+    rest = [p for p in model.parameters() if p is not model.embedding.weight]
+    matrices, small = [p for p in rest if p.numel() >= SMALL], [p for p in rest if p.numel() < SMALL]
+    return Together(AdamW8bit(matrices), lazy, FusedEmaAdamW(small)), lazy
+
+
+def _take(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The data and the gradients of parameters, which have none afterwards."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            raise ValueError("a parameter has no gradient: run backward before the step")
+        gradients.append(parameter.grad)
+        parameter.grad = None
+    return [p.detach() for p in parameters], gradients
 
 
 # ---- training ----
@@ -92,37 +169,83 @@ class FusedEmaAdamW:
 
 @dataclass
 class Run:
-    """One training: the model it leaves and what was seen on the way."""
+    """One training: the model it leaves, and what was seen on the way."""
 
     name: str
     model: Model
     training_loss: list[float] = field(default_factory=list)
-    validation_loss: list[tuple[int, float]] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     optimizer_seconds: list[float] = field(default_factory=list)
     state_bytes: int = 0
 
     @property
-    def state_bytes_per_parameter(self) -> float:
-        return self.state_bytes / sum(p.numel() for p in self.model.parameters())
+    def loss(self) -> float:
+        """The validation loss at the end."""
+        return self.validation[-1][1]
 
-    @property
-    def seconds_per_step(self) -> float:
-        return median(self.seconds)
+    def figures(self) -> dict[str, Any]:
+        """What is the same in every run of the same seed on the same machine."""
+        return {
+            "validation_loss": self.loss,
+            "state_bytes": self.state_bytes,
+            "state_bytes_per_parameter": self.state_bytes / self.model.size(),
+            "curves": {"training_loss": self.training_loss, "validation_loss": self.validation},
+        }
+
+    def times(self) -> dict[str, float]:
+        """Medians, in seconds."""
+        return {"step": median(self.seconds), "optimizer": median(self.optimizer_seconds)}
 
 
-def batches(ids: Tensor, steps: int, size: int, context: int, seed: int) -> list[Tensor]:
+def train(
+    run: Run, optimizer: Optimizer, batches: list[Tensor], held_out: Tensor, advance: Callable[[int, float], None]
+) -> Run:
+    """Trains the run's model on the batches, one step each; `advance(step, training loss)` is told of every step."""
+    steps = len(batches)
+    every = max(1, steps // 10)
+    for step, batch in enumerate(batches, 1):
+        start = time.perf_counter()
+        value = loss(run.model(batch[:, :-1]), batch[:, 1:])
+        value.backward()
+        gradients_ready = time.perf_counter()
+        optimizer.step(step, learning_rate(step, steps))
+        end = time.perf_counter()
+        run.training_loss.append(float(value.detach()))
+        run.seconds.append(end - start)
+        run.optimizer_seconds.append(end - gradients_ready)
+        if step % every == 0 or step == steps:
+            run.validation.append((step, validation_loss(run.model, held_out)))
+        advance(step, run.training_loss[-1])
+    run.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in optimizer.state())
+    return run
+
+
+def draw_batches(ids: Tensor, steps: int, size: int, config: Config, seed: int) -> list[Tensor]:
     """`steps` batches (size, context + 1) of windows at random places."""
     generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(ids) - context, (steps, size, 1), generator=generator)
-    return list(ids[starts + torch.arange(context + 1)])
+    starts = torch.randint(len(ids) - config.context, (steps, size, 1), generator=generator)
+    return list(ids[starts + torch.arange(config.context + 1)])
+
+
+def windows(ids: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """All of `ids` as (count, context) inputs and the tokens that follow them; a short rest is left out."""
+    count = (len(ids) - 1) // context
+    return ids[: count * context].view(count, context), ids[1 : count * context + 1].view(count, context)
 
 
 @torch.no_grad()
-def validation_loss(model: Model, ids: Tensor, **options) -> float:
-    """Mean loss on all of `ids`, cut into windows of the context."""
-    context = model.config.context
-    count = (len(ids) - 1) // context
-    inputs, targets = ids[: count * context].view(count, context), ids[1 : count * context + 1].view(count, context)
-    parts = [loss(model(i, **options), t) * len(i) for i, t in zip(inputs.split(32), targets.split(32))]
-    return float(sum(parts)) / count
+def predictions(model: Model, ids: Tensor, arithmetic: Arithmetic = FLOAT) -> tuple[float, Tensor]:
+    """The mean loss on all of `ids`, and the model's next token at each place."""
+    inputs, targets = windows(ids, model.config.context)
+    total, tokens = 0.0, []
+    for some, following in zip(inputs.split(32), targets.split(32)):
+        logits = model(some, arithmetic)
+        total += float(loss(logits, following)) * len(some)
+        tokens.append(logits.argmax(-1))
+    return total / len(inputs), torch.cat(tokens)
+
+
+def validation_loss(model: Model, ids: Tensor, arithmetic: Arithmetic = FLOAT) -> float:
+    """The mean loss on all of `ids`, in nats a token."""
+    return predictions(model, ids, arithmetic)[0]
