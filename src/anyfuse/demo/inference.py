@@ -13,7 +13,7 @@ from .model import EPSILON, FLOAT, Arithmetic, Float, Model
 
 
 class QuantizedNorm(Float):
-    """Every residual add + norm by `anyfuse.add_rms_norm_dynamic_quant`, its int8 rows dequantized for float linears."""
+    """Residual add + norm by `anyfuse.add_rms_norm_dynamic_quant`; its int8 rows, dequantized, feed float linears."""
 
     def add_norm(self, residual: Tensor, delta: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         codes, _, residual, scale, _ = anyfuse.add_rms_norm_dynamic_quant(residual, delta, gain, epsilon=EPSILON)
@@ -31,8 +31,8 @@ class Rows:
 class W8A8:
     """Norms by `add_rms_norm_dynamic_quant`, and every linear by `anyfuse.quant_matmul_dequant`.
 
-    Linears behind a norm multiply its int8 rows as they are; the other two take float rows, which the operator quantizes.
-    The weights are int8 with a scale for each output.
+    Linears behind a norm multiply its int8 rows as they are; the other two take float rows, which the operator
+    quantizes. The weights are int8 with a scale for each output.
     """
 
     def __init__(self, model: Model) -> None:
@@ -52,7 +52,7 @@ class W8A8:
 def pack(layer: nn.Linear) -> anyfuse.PackedWeight:
     """A linear's weight in int8, symmetric, with a scale for each output."""
     weight = layer.weight.detach()
-    scale = weight.abs().amax(1) / 127
+    scale = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return anyfuse.pack_weight((weight / scale[:, None]).round().to(torch.int8), scale)
 
 

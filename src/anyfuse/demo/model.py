@@ -1,4 +1,4 @@
-"""A small Llama: RMSNorm, residual stream, rotary attention, SwiGLU. How a norm and a linear are computed is exchangeable.
+"""A small Llama: RMSNorm, residual stream, rotary attention, SwiGLU. How norms and linears compute is exchangeable.
 
 The stream carries (residual, delta): each sublayer leaves its output beside the residual, and the next norm adds it. So
 "add, then normalize" is one step of the arithmetic, as it is one operator of the package.
@@ -27,7 +27,7 @@ class Config:
 
 
 class Arithmetic(Protocol):
-    """How the model computes. `add_norm` returns the new residual and the normalized rows in a form that `linear` takes."""
+    """How the model computes. `add_norm` returns the new residual, and the normalized rows in a form `linear` takes."""
 
     def add_norm(self, residual: Tensor, delta: Tensor, gain: Tensor) -> tuple[Tensor, Any]: ...
 
@@ -78,8 +78,8 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Token ids (batch, time) to logits (batch, time, vocabulary).
 
-    `sparse` gives the embedding sparse gradients: the rows of the batch's tokens and nothing else. The weights are drawn
-    from `seed` alone.
+    `sparse` gives the embedding sparse gradients: the rows of the batch's tokens and nothing else. The weights are
+    drawn from `seed` alone.
     """
 
     def __init__(self, config: Config, seed: int, sparse: bool = False) -> None:
@@ -93,10 +93,10 @@ class Model(nn.Module):
         for weight in self.parameters():
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=config.width**-0.5 / 2, generator=generator)
-        for block in self.blocks:
-            # Each sublayer adds to the residual: scaled so that the stream does not grow with depth.
-            for layer in (block.attention_out, block.down):
-                layer.weight.data *= (2 * config.layers) ** -0.5
+        # What adds to the residual is scaled so that the stream does not grow with depth.
+        for name, weight in self.named_parameters():
+            if name.endswith(("attention_out.weight", "down.weight")):
+                weight.data *= (2 * config.layers) ** -0.5
 
     def size(self) -> int:
         """How many numbers it has to learn."""

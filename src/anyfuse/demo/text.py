@@ -1,7 +1,7 @@
 """The demo's text and its vocabulary: English that every CPython ships, cut into word pieces.
 
-The text is the language reference behind `help()`, `pydoc_data.topics`. Its topics repeat whole paragraphs of each other, so
-each paragraph is kept once: otherwise the held-out part would hold what the model was trained on.
+The text is the language reference behind `help()`, `pydoc_data.topics`. Its topics repeat whole paragraphs of each
+other, so each paragraph is kept once: otherwise the held-out part would hold what the model was trained on.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
@@ -26,8 +26,12 @@ EMA_DECAY = 0.95
 WARM_UP = 0.1
 """The share of the steps in which the learning rate rises; then it falls along a cosine to a hundredth."""
 
+LAZY_LR = 3.0
+"""The embedding's learning rate under lazy Adam, relative to that of dense AdamW. Dense momentum goes on moving a row
+long after its token was seen, up to 1/(1 - beta1) times as far; lazy momentum acts only when the token comes again."""
+
 SMALL = 4096
-"""Tensors below this size (the gains of the norms) keep float32 moments: they are no bytes to save, and noise to fear."""
+"""Tensors below this size (the gains of the norms) keep float32 moments: there are no bytes to save."""
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -70,7 +74,7 @@ class TorchAdamW:
 class FusedEmaAdamW:
     """`anyfuse.apply_fused_ema_adamw_`: AdamW and a moving average of the weights in one pass over all parameters."""
 
-    def __init__(self, parameters: list[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.m = [torch.zeros_like(p) for p in parameters]
         self.v = [torch.zeros_like(p) for p in parameters]
@@ -90,7 +94,7 @@ class FusedEmaAdamW:
 class AdamW8bit:
     """`anyfuse.apply_adam_w_quant_`: AdamW whose moments are 8-bit codes with a scale for each block of 256."""
 
-    def __init__(self, parameters: list[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.maps = create_codebook("dynamic", signed=True), create_codebook("dynamic", signed=False)
         self.m, self.v = ([torch.zeros_like(p, dtype=torch.uint8) for p in parameters] for _ in range(2))
@@ -118,7 +122,7 @@ class LazyAdam:
     def step(self, step: int, lr: float) -> None:
         (var,), (grad,) = _take([self.table])
         ids = grad._indices()[0]
-        corrected = lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
+        corrected = LAZY_LR * lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
         anyfuse.lazy_adam_(grad._values(), ids, self.m, self.v, var, corrected, *BETAS, EPS)
         self.touched.append(len(ids.unique()))
 
@@ -153,7 +157,7 @@ def eight_bit_and_lazy(model: Model) -> tuple[Together, LazyAdam]:
     return Together(AdamW8bit(matrices), lazy, FusedEmaAdamW(small)), lazy
 
 
-def _take(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _take(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """The data and the gradients of parameters, which have none afterwards."""
     gradients = []
     for parameter in parameters:
@@ -239,7 +243,7 @@ def predictions(model: Model, ids: Tensor, arithmetic: Arithmetic = FLOAT) -> tu
     """The mean loss on all of `ids`, and the model's next token at each place."""
     inputs, targets = windows(ids, model.config.context)
     total, tokens = 0.0, []
-    for some, following in zip(inputs.split(32), targets.split(32)):
+    for some, following in zip(inputs.split(32), targets.split(32), strict=True):
         logits = model(some, arithmetic)
         total += float(loss(logits, following)) * len(some)
         tokens.append(logits.argmax(-1))
