@@ -18,6 +18,7 @@ import anyfuse
 from . import _core
 from ._console import Json, print_json, table
 from ._soc import PRODUCTS, limits_on
+from .demo.command import demo
 from .verify.command import cases_app, verify
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 
 app.command()(verify)
+app.command()(demo)
 app.add_typer(cases_app, name="case")
 
 
