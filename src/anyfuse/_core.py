@@ -1,7 +1,7 @@
 """The native library: loading it, calling it, and turning its status codes into exceptions. Free of torch.
 
-Every operator file declares its params struct as a subclass of `Struct` (the C name as a class argument) and gets a callable
-from `function`. Nothing else in the package touches ctypes.
+Every operator file declares its params struct as a subclass of `Struct` (the C name as a class argument) and gets a
+callable from `function`. Nothing else in the package touches ctypes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Struct(ctypes.Structure):
     def __init_subclass__(cls, c_name: str, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         STRUCTS[c_name] = cls
+
+
+def array(row: type[Struct], rows: list[tuple[Any, ...]]) -> Any:
+    """A C array of structs from the values of their fields. Keep it alive while its address is in use."""
+    kind: Any = row * len(rows)
+    return kind(*rows)
 
 
 _ERRORS: dict[int, type[Exception]] = {
@@ -120,7 +126,7 @@ def thread_pool() -> str:
 
 def targets() -> list[str]:
     """Instruction sets compiled in, best last."""
-    names = []
+    names: list[str] = []
     while (name := _library.anyfuse_target_name(len(names))) is not None:
         names.append(name.decode())
     return names

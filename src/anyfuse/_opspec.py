@@ -32,9 +32,10 @@ class BadCall:
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
-    `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that defines
-    it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a random valid
-    call, `edges` are calls worth trying every time, `bad_calls` what must be refused.
+    `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that
+    defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a
+    random valid call, `edges` are calls worth trying every time (the last of them large enough for several threads),
+    `bad_calls` what must be refused.
     """
 
     name: str

@@ -82,15 +82,23 @@ class Draw:
         return torch.full(tuple(shape), 77, dtype=like.dtype)
 
 
-def clone_with_storage(value: Any) -> Any:
-    """A copy of a tensor that keeps its strides and offset, and of all that lies around it in its storage."""
+def clone_with_storage(value: Any, copied: dict[int, torch.UntypedStorage] | None = None) -> Any:
+    """A copy of a tensor that keeps its strides and offset, and all that lies around it in its storage.
+
+    Lists, tuples and dicts are copied through; tensors that share a storage share one in the copy too.
+    """
+    copied = {} if copied is None else copied
+    if isinstance(value, dict):
+        return {name: clone_with_storage(item, copied) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(clone_with_storage(item) for item in value)
+        return type(value)(clone_with_storage(item, copied) for item in value)
     if not isinstance(value, Tensor):
         return value
-    storage = value.untyped_storage().clone()
+    storage = value.untyped_storage()
+    if storage.data_ptr() not in copied:
+        copied[storage.data_ptr()] = storage.clone()
     copy = torch.empty(0, dtype=value.dtype, device=value.device)
-    return copy.set_(storage, value.storage_offset(), value.shape, value.stride())
+    return copy.set_(copied[storage.data_ptr()], value.storage_offset(), value.shape, value.stride())
 
 
 def storage_bytes(tensor: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ def _from_environment(variable: str, accepted: tuple[str, ...]) -> str:
     return _one_of(variable, os.environ.get(variable, accepted[0]), accepted)
 
 
-_backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_from_environment("ANYFUSE_BACKEND", BACKENDS))
+_default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
+_backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
 _default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
 
 

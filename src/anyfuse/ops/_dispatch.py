@@ -1,8 +1,8 @@
 """What every operator file needs: registration with torch, checks with one wording, and in-place arguments done right.
 
-The way of a call: the public function only brings its arguments into the form of the schema; the CPU implementation and the
-fake kernel both call the operator's `check` (dtypes, shapes, attributes), so that errors are the same in eager mode and
-under `torch.compile`; what depends on memory or on values is checked on the CPU alone. Nothing is written before.
+The way of a call: the public function only brings its arguments into the form of the schema; the CPU implementation and
+the fake kernel both call the operator's `check` (dtypes, shapes, attributes), so that errors are the same in eager mode
+and under `torch.compile`; what depends on memory or on values is checked on the CPU alone. Nothing is written before.
 """
 
 from __future__ import annotations
@@ -88,10 +88,13 @@ def step_list(step: Any, count: int) -> list[Tensor]:
 
 
 def check_tensor_lists(lists: dict[str, Sequence[Tensor]], dtypes: Sequence[torch.dtype]) -> None:
-    """Equal lengths, and within each position equal shapes and accepted dtypes. The first name is the one to compare with."""
+    """Equal lengths, and in each position equal shapes and accepted dtypes. The first list is compared with."""
     (first, leader), *others = lists.items()
     for name, tensors in others:
-        require(len(tensors) == len(leader), f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}")
+        require(
+            len(tensors) == len(leader),
+            f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}",
+        )
     for row in zip(*lists.values(), strict=True):
         shape = row[0].shape
         for tensor in row:
@@ -172,11 +175,14 @@ def _share_an_element(a: Tensor, b: Tensor) -> bool:
     return True  # different grids over the same bytes
 
 
-def check_memory(in_place: Iterable[tuple[str, Sequence[Tensor]]], inputs: Iterable[tuple[str, Sequence[Tensor]]]) -> None:
+Named = Iterable[tuple[str, Sequence[Tensor]]]
+
+
+def check_memory(in_place: Named, inputs: Named) -> None:
     """Refuses in-place tensors that share an element with themselves, with each other or with an input.
 
-    Byte ranges are compared first (a sort, so that long lists stay cheap); only where two meet are the strides looked at.
-    Disjoint views of one storage pass.
+    Byte ranges are compared first (a sort, so that long lists stay cheap); only where two meet are the strides looked
+    at. Disjoint views of one storage pass.
     """
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
@@ -225,7 +231,7 @@ def _repeats_itself(tensor: Tensor) -> bool:
 
 
 def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors to work on: those given, or copies. After the work, `write_back` returns the copies' values."""
+    """Contiguous tensors to work on: those given, or copies, whose values `write_back` returns after the work."""
     return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
 
 
@@ -237,8 +243,8 @@ def assign(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
-    """Ends an in-place call. `pairs` are (arguments, what was worked on): copies go back through the arguments' views, and
-    every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
+    """Ends an in-place call. `pairs` are (arguments, what was worked on): copies go back through the arguments' views,
+    and every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
     changed = []
     for arguments, worked_on in pairs:
         for argument, copy in zip(arguments, worked_on, strict=True):

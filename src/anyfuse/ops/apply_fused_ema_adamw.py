@@ -64,7 +64,7 @@ def apply_fused_ema_adamw_(
         grad: gradients; a tensor, or a list for many parameters in one native call. float32, float16 or bfloat16.
         var, m, v, s: parameters, first and second moments, EMA of the parameters; updated. Each the shape of its
             gradient; any of the three dtypes each.
-        step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each tensor.
+        step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one a tensor.
         lr, ema_decay, beta1, beta2, eps, weight_decay: numbers as in AdamW; lr may be a one-element float tensor.
         mode: 1 decays the weights apart from the gradient (AdamW), 0 adds the decay to the gradient (Adam with L2).
         bias_correction: divides the moments by 1 - beta^step.
@@ -88,7 +88,8 @@ def apply_fused_ema_adamw_(
         >>> var
         tensor([0.9000, 0.9000, 0.9000, 0.9000])
     """
-    lists = [d.as_list(name, value, var, "var") for name, value in zip("grad var m v s".split(), (grad, var, m, v, s))]
+    given = {"grad": grad, "var": var, "m": m, "v": v, "s": s}
+    lists = [d.as_list(name, value, var, "var") for name, value in given.items()]
     lr_tensor = lr if isinstance(lr, Tensor) else None
     _op(
         *lists,
@@ -153,7 +154,7 @@ def reference(
     convention: str,
     grad_factor: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the operator's numbers."""
+    """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
     device = convention == "device"
     g, p, m_old, v_old, s_old = (tensor.float() for tensor in (grad, var, m, v, s))
     b1, b2, decay, wd = d.f32(beta1), d.f32(beta2), d.f32(ema_decay), d.f32(weight_decay)
@@ -265,14 +266,15 @@ def _cpu(
             d.assign((var_[i], m_[i], v_[i], s_[i]), results)
     else:
         grad_ = d.contiguous(grad)  # kept until the call is over
-        rows = (Row * len(steps))(
-            *(
+        rows = _core.array(
+            Row,
+            [
                 (
                     p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), now,
                     number[g.dtype], number[p.dtype], number[a.dtype], number[b.dtype], number[e.dtype], 0,
                 )
                 for g, p, a, b, e, now in zip(grad_, var_, m_, v_, s_, steps, strict=True)
-            )
+            ],
         )  # fmt: skip
         _native(
             Params(
@@ -350,13 +352,26 @@ def draw(draw: Draw) -> Sample:
     return Sample(f"shapes={shapes} dtype={'mixed' if mixed else common}", arguments)
 
 
+def edges() -> Iterable[Sample]:
+    """Every size around a vector, a tile and a piece of the parallel loop, and a list of all of them."""
+    source = Draw(0)
+    sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
+    for dtype in d.FLOATS:
+        lists = {name: [source.normal((size,), dtype).abs() for size in sizes] for name in "grad var m v s".split()}
+        yield Sample(f"{dtype}, list", {**lists, "step": list(range(1, len(sizes) + 1)), "weight_decay": 0.01})
+        largest = {name: group[-1] for name, group in lists.items()}
+        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01})
+
+
 def bad_calls() -> Iterable[BadCall]:
     def call(**changes: Any) -> dict[str, Any]:
         tensors = {name: torch.ones(3, 4) for name in "grad var m v s".split()}
         return {**tensors, "step": 1, **changes}
 
     for name in ("grad", "var", "m", "v", "s"):
-        yield BadCall(f"{name} of dtype float64", call(**{name: torch.ones(3, 4, dtype=torch.float64)}), TypeError, name)
+        yield BadCall(
+            f"{name} of dtype float64", call(**{name: torch.ones(3, 4, dtype=torch.float64)}), TypeError, name
+        )
         yield BadCall(f"{name} of dtype int8", call(**{name: torch.ones(3, 4, dtype=torch.int8)}), TypeError, name)
     for name in ("grad", "m", "v", "s"):
         yield BadCall(f"{name} of another shape", call(**{name: torch.ones(4, 3)}), ValueError, name)
@@ -390,6 +405,7 @@ register(
         in_place=("var", "m", "v", "s"),
         outputs=("var", "m", "v", "s"),
         draw=draw,
+        edges=edges,
         bad_calls=bad_calls,
     )
 )

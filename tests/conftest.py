@@ -1,0 +1,23 @@
+import os
+
+import pytest
+
+import anyfuse
+from anyfuse import _core
+
+# Long runs of the same tests: ANYFUSE_TEST_DRAWS=100000 python -m pytest tests/test_all_ops.py
+DRAWS = int(os.environ.get("ANYFUSE_TEST_DRAWS", "2000"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`spec` loops over the registered operators, `target` over the instruction sets that this CPU runs."""
+    if "spec" in metafunc.fixturenames:
+        specs = list(anyfuse._REGISTRY.values())
+        metafunc.parametrize("spec", specs, ids=[spec.name for spec in specs])
+    if "target" in metafunc.fixturenames:
+        metafunc.parametrize("target", _core.available_targets())
+
+
+@pytest.fixture(scope="session")
+def draws() -> int:
+    return DRAWS

@@ -1,0 +1,187 @@
+"""The native library's borders: its header, its symbols, and what one target's code may leave visible."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from anyfuse import _core
+
+ROOT = Path(__file__).parent.parent
+HEADER = ROOT / "csrc" / "include" / "anyfuse.h"
+TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+
+C_TYPES = {
+    "size_t": ctypes.c_size_t,
+    "int32_t": ctypes.c_int32,
+    "anyfuse_dtype": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "uint32_t": ctypes.c_uint32,
+    "double": ctypes.c_double,
+    "float": ctypes.c_float,
+}
+
+
+def header_structs() -> dict[str, list[tuple[str, type]]]:
+    structs = {}
+    for name, body in re.findall(r"typedef struct (anyfuse_\w+) \{(.*?)\} \1;", TEXT, flags=re.S):
+        fields = []
+        for declaration in filter(None, map(str.strip, body.split(";"))):
+            kind, star, field = re.fullmatch(r"(.*?)(\**)\s*(\w+)", re.sub(r"\s+", " ", declaration)).groups()
+            kind = kind.replace("const", "").strip()
+            pointer = star or kind.endswith("*")
+            fields.append((field, ctypes.c_void_p if pointer else C_TYPES[kind]))
+        structs[name] = fields
+    return structs
+
+
+def test_python_structs_equal_the_header() -> None:
+    expected = header_structs()
+    assert expected.keys() == _core.STRUCTS.keys()
+    for name, fields in expected.items():
+        assert [(field, kind) for field, kind, *_ in _core.STRUCTS[name]._fields_] == fields, name
+
+
+def test_dtype_and_convention_numbers_equal_the_header() -> None:
+    numbers = {name.lower(): int(value) for name, value in re.findall(r"ANYFUSE_(\w+) = (\d+)", TEXT)}
+    for name, number in {**_core.DTYPES, **_core.CONVENTIONS}.items():
+        assert numbers[name] == number, name
+    assert set(_core._ERRORS) == {
+        numbers[name] for name in numbers if name.startswith(("invalid_", "no_target", "out_of_memory"))
+    }
+
+
+def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
+    """(type letter, name) of each symbol."""
+    lines = subprocess.run(["nm", *options, str(path)], check=True, capture_output=True, text=True).stdout.splitlines()
+    return [tuple(line.split()[-2:]) for line in lines if len(line.split()) >= 2]
+
+
+def test_exported_symbols_are_the_prototypes_of_the_header() -> None:
+    prototypes = set(re.findall(r"ANYFUSE_API [^;]*?\b(anyfuse_\w+)\(", TEXT))
+    assert {name for _, name in symbols(_core.LIBRARY, "-D", "--defined-only")} == prototypes
+
+
+def test_the_library_needs_nothing_but_the_c_library() -> None:
+    listed = subprocess.run(["readelf", "-d", str(_core.LIBRARY)], check=True, capture_output=True, text=True).stdout
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", listed))
+    allowed = r"(libc|libm|libdl|libpthread|ld-linux.*)\.so.*"
+    assert all(re.fullmatch(allowed, name) for name in needed), needed
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the checkout, for its object files."""
+    directory = tmp_path_factory.mktemp("build")
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    library = f"-DANYFUSE_LIBRARY_DIR={directory}"
+    subprocess.run(
+        ["cmake", "-S", str(ROOT), "-B", str(directory), *generator, library], check=True, capture_output=True
+    )
+    jobs = str(os.cpu_count() or 1)
+    subprocess.run(["cmake", "--build", str(directory), "-j", jobs], check=True, capture_output=True)
+    return directory
+
+
+def test_target_objects_define_one_symbol_a_kernel(build: Path) -> None:
+    """A function that two targets share by name would be merged by the linker, and run where it must not."""
+    operators = {path.stem for path in (ROOT / "csrc" / "ops").glob("*.cpp")}
+    for target in _core.targets():
+        objects = list(build.glob(f"**/anyfuse_ops_{target}.dir/**/*.o"))
+        assert {path.name.partition(".")[0] for path in objects} == operators
+        for path in objects:
+            visible = [(kind, name) for kind, name in symbols(path, "--defined-only") if kind.isupper()]
+            kernels = [name for _, name in visible]
+            assert kernels and all(re.fullmatch(rf"anyfuse_kernel_\w+_{target}", name) for name in kernels), visible
+            assert all(kind == "T" for kind, _ in visible), f"weak or common symbols in {path.name}: {visible}"
+
+
+def test_target_objects_use_no_cxx_library(build: Path) -> None:
+    allowed = re.compile(r"mem(cpy|set|move|cmp)|__stack_chk_fail|_GLOBAL_OFFSET_TABLE_")
+    for path in build.glob("**/anyfuse_ops_*.dir/**/*.o"):
+        for kind, name in symbols(path, "--undefined-only"):
+            assert kind == "U" and allowed.fullmatch(name), f"{path.name} needs {name}"
+
+
+def test_kernel_passes_include_no_standard_templates() -> None:
+    standard = {
+        "algorithm",
+        "vector",
+        "cmath",
+        "memory",
+        "array",
+        "functional",
+        "utility",
+        "limits",
+        "string",
+        "atomic",
+    }
+    for path in (ROOT / "csrc" / "ops").glob("*.cpp"):
+        kernel_pass = path.read_text().partition("#else  // ---- the entry point")[0]
+        assert standard.isdisjoint(re.findall(r"#include <(\w+)>", kernel_pass)), path.name
+    for name in ("simd.h", "tile.h", "dot.h"):
+        path = ROOT / "csrc" / "core" / name
+        if path.exists():
+            assert standard.isdisjoint(re.findall(r"#include <(\w+)>", path.read_text())), name
+
+
+def test_intrinsics_stay_in_their_two_headers() -> None:
+    for path in (ROOT / "csrc").rglob("*"):
+        if path.suffix in (".h", ".cpp") and path.name not in ("simd.h", "dot.h"):
+            assert not re.search(r"\b_mm\d*_|immintrin|arm_neon|\bv\w+q_[fsu]\d+\(", path.read_text()), path
+
+
+def test_c_compiler_takes_the_header(tmp_path: Path) -> None:
+    source = tmp_path / "header.c"
+    source.write_text('#include "anyfuse.h"\nint main(void) { return anyfuse_version() == 0; }\n')
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run(
+        [compiler, "-std=c99", "-Wall", "-Werror", "-pedantic", f"-I{HEADER.parent}", "-c", str(source)],
+        check=True,
+        cwd=tmp_path,
+    )
+
+
+def test_a_longer_struct_is_taken_only_while_its_unknown_fields_are_zero() -> None:
+    """A caller with a newer header must learn that a field it sets is not known here, not be ignored."""
+    from anyfuse.ops.apply_fused_ema_adamw import Params, Row
+
+    class Newer(ctypes.Structure):
+        _fields_ = [("known", Params), ("unknown", ctypes.c_int64)]
+
+    native = _core._library.anyfuse_apply_fused_ema_adamw
+    argtypes, native.argtypes = native.argtypes, [ctypes.c_void_p]
+    try:
+        known = Params(size=ctypes.sizeof(Newer), row_size=ctypes.sizeof(Row), mode=1)
+        assert native(ctypes.byref(Newer(known, 0))) == 0
+        assert native(ctypes.byref(Newer(known, 1))) == 3
+        assert native(None) == 1
+        known.size = 4
+        assert native(ctypes.byref(known)) == 3
+    finally:
+        native.argtypes = argtypes
+
+
+def test_status_codes_become_exceptions() -> None:
+    for status, error in _core._ERRORS.items():
+        with pytest.raises(error, match="somewhere: "):
+            _core.check(status, "somewhere")
+    _core.check(0, "nowhere")
+
+
+def test_importing_the_core_does_not_import_torch() -> None:
+    code = (
+        "import sys, types; p = types.ModuleType('anyfuse'); "
+        f"p.__path__ = [{str(_core.LIBRARY_DIR.parent)!r}]; sys.modules['anyfuse'] = p; "
+        "import anyfuse._core; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    import sys
+
+    subprocess.run([sys.executable, "-c", code], check=True)
