@@ -17,6 +17,7 @@ from rich.table import Table
 import anyfuse
 
 from . import _core
+from .bench.command import bench
 
 app = typer.Typer(
     name="anyfuse",
@@ -76,6 +77,9 @@ def info(json_: Json = False) -> None:
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
     Console().print(table)
+
+
+app.command()(bench)
 
 
 def main() -> None:
