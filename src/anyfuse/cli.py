@@ -18,6 +18,7 @@ import anyfuse
 from . import _core
 from ._console import Json, print_json, table
 from ._soc import PRODUCTS, limits_on
+from .bench.command import bench
 from .demo.command import demo
 from .verify.command import cases_app, verify
 
@@ -106,6 +107,9 @@ def show_product(name: str, json_: bool) -> None:
             lines.add_row("" if i else operator, argument, accepted)
         lines.add_section()
     Console().print(lines)
+
+
+app.command()(bench)
 
 
 def main() -> None:
