@@ -22,26 +22,27 @@ with code and Q of y_dtype:
 The sum of a row has one order: 64 lanes, element k in lane k mod 64, each lane adding in order from +0; then lane i +
 lane i+half for half = 32, 16, 8, 4, 2, 1.
 
-A row whose scale is 0 (a zero row, or a scale that underflows) has the code 0 everywhere. An infinity or a NaN in x makes
-that row's scale NaN; so does a zero row when epsilon is 0, being 0/0. An infinity that first arises in gamma, beta or
-smooth_scale makes the scale infinite. Codes of NaN are 0 (integers), 0x7F (8-bit floats), 0x80 (HiFloat8). Rows do not
-touch each other, and a row of no elements has scale 0.
+A row whose scale is 0 (a zero row, or a scale that underflows) has the code 0 everywhere. An infinity or a NaN in x
+makes that row's scale NaN; so does a zero row when epsilon is 0, being 0/0. An infinity that first arises in gamma, beta
+or smooth_scale makes the scale infinite. Codes of NaN are 0 (integers), 0x7F (8-bit floats), 0x80 (HiFloat8). Rows do
+not touch each other, and a row of no elements has scale 0.
 
 `convention="device"` is the order of the Ascend 910B kernel: k = Q / A, scale_k = 1 / k, y_k = code(in_k·k).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
 from . import _dispatch as d
 
@@ -71,6 +72,28 @@ CARRIERS = {
     "float8_e5m2": torch.float8_e5m2,
     "hifloat8": torch.uint8,
 }
+
+
+def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
+    return Limits(
+        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
+        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
+        ranks={"x1": (2, 8)},
+        positive=("epsilon",),
+        values={} if masks else {"output_mask": (None,)},
+    )
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+PROFILES = Profiles(
+    "add_rms_norm_dynamic_quant",
+    {
+        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
+        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
+        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
+    },
+)
 
 
 def add_rms_norm_dynamic_quant(
@@ -108,8 +131,8 @@ def add_rms_norm_dynamic_quant(
         (y1, y2, x, scale1, scale2): codes with x1's shape ("int4": half of the last dimension), the sum in x1's dtype,
         and float32 scales of shape x1.shape[:-1]. What is not produced has shape (0,). All are contiguous and new.
 
-        Gradients: x is differentiable, as the sum that it is. Codes and scales are constants for autograd, as the results
-        of every quantization: they require no gradient, and none reaches gamma, beta or the smooth scales.
+        Gradients: x is differentiable, as the sum that it is. Codes and scales are constants for autograd, as results
+        of a quantization are: they require no gradient, and none reaches gamma, beta or the smooth scales.
 
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
@@ -125,6 +148,8 @@ def add_rms_norm_dynamic_quant(
     weights = (gamma, smooth_scale1, smooth_scale2, beta)
     require_kinds(x1, x2, weights, epsilon)
     output1, output2 = produced(output_mask, smooth_scale1 is not None, smooth_scale2 is not None)
+    if output_mask and restricted():
+        PROFILES.check(output_mask=tuple(output_mask))
     arguments = (x1, x2, *weights, epsilon, output1, output2, y_name(y_dtype), convention_or_default(convention))
     if torch.is_grad_enabled() and requires_grad(x1, x2, *weights):
         return _WithGradient.apply(*arguments)
@@ -141,9 +166,8 @@ def require_kinds(x1: Any, x2: Any, weights: tuple[Any, ...], epsilon: Any) -> N
             raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {d.names(d.FLOATS)}")
     for name, value in zip(NAMES, weights, strict=True):
         if not isinstance(value, Tensor) and (value is not None or name == "gamma"):
-            raise TypeError(
-                f"{name} is a {type(value).__name__}; accepted: a tensor{'' if name == 'gamma' else ' or None'}"
-            )
+            accepted = "a tensor" if name == "gamma" else "a tensor or None"
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: {accepted}")
     if not isinstance(epsilon, (float, int, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"epsilon is a {type(epsilon).__name__}; accepted: a number")
 
@@ -187,6 +211,7 @@ def check(
     smooth_scale2: Tensor | None,
     beta: Tensor | None,
     epsilon: float,
+    outputs: tuple[bool, bool],
     y_dtype: str,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
@@ -208,6 +233,12 @@ def check(
         raise ValueError(f"epsilon is {epsilon}; accepted: 0 or more")
     if y_dtype == "int4" and cols % 2:
         raise ValueError(f"x1 has shape {tuple(shape)}; accepted for int4: an even last dimension")
+    if restricted():
+        unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
+        PROFILES.check(
+            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
+            epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
+        )  # fmt: skip
 
 
 # ---- reference ----
@@ -227,16 +258,16 @@ def reference(
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
-    x = x1.float() + x2.float()
+    x = d.real(x1) + d.real(x2)
     mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
     r = torch.ones(()) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
-    norm = (x * r.unsqueeze(-1)) * gamma.float()
+    norm = (x * r.unsqueeze(-1)) * d.real(gamma)
     if beta is not None:
-        norm = norm + beta.float()
+        norm = norm + d.real(beta)
     branches = []
     for wanted, smooth in zip(outputs, (smooth_scale1, smooth_scale2), strict=True):
         if wanted:
-            value = norm if smooth is None else norm * smooth.float()
+            value = norm if smooth is None else norm * d.real(smooth)
             branches.append(quantize(value, y_dtype, convention))
         else:
             branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0)))
@@ -247,9 +278,9 @@ def reference(
 def lane_sum(values: Tensor) -> Tensor:
     """The sum along the last dimension in the contract's order: 64 lanes, then halves onto halves."""
     chunks = -(-values.shape[-1] // 64)
-    padded = torch.zeros(*values.shape[:-1], chunks * 64)
+    padded = values.new_zeros(*values.shape[:-1], chunks * 64)
     padded[..., : values.shape[-1]] = values
-    lanes = torch.zeros(*values.shape[:-1], 64)
+    lanes = values.new_zeros(*values.shape[:-1], 64)
     for chunk in range(chunks):
         lanes = lanes + padded[..., chunk * 64 : chunk * 64 + 64]
     while lanes.shape[-1] > 1:
@@ -260,7 +291,7 @@ def lane_sum(values: Tensor) -> Tensor:
 
 def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Tensor]:
     """Codes of each row, and its scale."""
-    absmax = values.abs().amax(-1) if values.shape[-1] else torch.zeros(values.shape[:-1])
+    absmax = values.abs().amax(-1) if values.shape[-1] else values.new_zeros(values.shape[:-1])
     largest = torch.full_like(absmax, LARGEST[y_dtype])
     if convention == "device":
         factor = largest / absmax
@@ -270,14 +301,14 @@ def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Ten
         scale = absmax / largest
         quotient = values / scale.unsqueeze(-1)
     quotient = torch.where((scale == 0).unsqueeze(-1), torch.zeros(()), quotient)
-    return encode(quotient, y_dtype), scale
+    return encode(quotient, y_dtype), scale.float()
 
 
 def encode(quotient: Tensor, y_dtype: str) -> Tensor:
     if y_dtype == "hifloat8":
-        return encode_hifloat8(quotient)
+        return encode_hifloat8(quotient.float())
     if y_dtype not in ("int8", "int4"):
-        return cast_float8(quotient, CARRIERS[y_dtype])
+        return cast_float8(quotient.float(), CARRIERS[y_dtype])
     integers = quotient.round().clamp(-LARGEST[y_dtype], LARGEST[y_dtype])
     codes = torch.where(integers.isnan(), torch.zeros(()), integers).to(torch.int8)
     return pack_int4(codes) if y_dtype == "int4" else codes
@@ -350,7 +381,7 @@ def _cpu(
     y_dtype: str,
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype)
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
     if use_reference():
         return reference(
             x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
@@ -399,7 +430,7 @@ def _fake(
     y_dtype: str,
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype)
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
     return _outputs(x1, output1, output2, y_dtype)
 
 
@@ -479,6 +510,20 @@ def draw(draw: Draw) -> Sample:
     arguments["convention"] = draw.choice(("formula", "device"))
     given = [name for name in arguments if name not in ("x1", "x2")]
     return Sample(f"shape={shape} dtype={dtype} y_dtype={y_dtype} {given}", arguments)
+
+
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    d.require(len(shape) > 0, "shape is (); accepted: at least one size")
+    rows = {name: draw.normal(shape, dtype) for name in ("x1", "x2")}
+    weights = {name: draw.normal(shape[-1:], dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
+    return {**rows, **weights}
+
+
+def case_encodings(attributes: Mapping[str, Any]) -> dict[str, str]:
+    y_dtype = attributes["y_dtype"]
+    return dict.fromkeys(("y1", "y2"), y_dtype) if isinstance(y_dtype, str) else {}
 
 
 def edges() -> Iterable[Sample]:
@@ -565,5 +610,12 @@ register(
         draw=draw,
         bad_calls=bad_calls,
         edges=edges,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(64, 512),
+            dtypes=(torch.float16, torch.bfloat16, torch.float32),
+            encodings=case_encodings,
+        ),
+        profiles=PROFILES,
     )
 )
