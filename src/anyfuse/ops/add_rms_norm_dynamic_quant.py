@@ -23,9 +23,9 @@ The sum of a row has one order: 64 lanes, element k in lane k mod 64, each lane 
 lane i+half for half = 32, 16, 8, 4, 2, 1.
 
 A row whose scale is 0 (a zero row, or a scale that underflows) has the code 0 everywhere. An infinity or a NaN in x
-makes that row's scale NaN; so does a zero row when epsilon is 0, being 0/0. An infinity that first arises in gamma, beta
-or smooth_scale makes the scale infinite. Codes of NaN are 0 (integers), 0x7F (8-bit floats), 0x80 (HiFloat8). Rows do
-not touch each other, and a row of no elements has scale 0.
+makes that row's scale NaN; so does a zero row when epsilon is 0, being 0/0. An infinity that first arises in gamma,
+beta or smooth_scale makes the scale infinite. Codes of NaN are 0 (integers), 0x7F (8-bit floats), 0x80 (HiFloat8).
+Rows do not touch each other, and a row of no elements has scale 0.
 
 `convention="device"` is the order of the Ascend 910B kernel: k = Q / A, scale_k = 1 / k, y_k = code(in_k·k).
 """
@@ -228,7 +228,7 @@ def check(
         if weight.dtype != dtype and weight.dtype != torch.float32:
             d.require_tensor(name, weight, [dtype] if dtype == torch.float32 else [dtype, torch.float32])
         if weight.dim() != 1 or weight.shape[0] != cols:
-            d.require_shape(name, weight, (cols,), "x1's last dimension")
+            raise ValueError(f"{name} has shape {tuple(weight.shape)}; accepted: ({cols},), x1's last dimension")
     if not epsilon >= 0:
         raise ValueError(f"epsilon is {epsilon}; accepted: 0 or more")
     if y_dtype == "int4" and cols % 2:
