@@ -1,15 +1,18 @@
 r"""Adam for the rows of a table that a step names (document 004, LazyAdam of Rec SDK).
 
-The gradient holds n rows, `indices` the row of the table that each belongs to. Negative ids are skipped; the rows of one
-id are summed first, in fp32, in order of appearance, the sum starting from the first. Then, for each row j that was named,
-with its gradient g, in fp32, every operation rounded once, in this order:
+The gradient holds n rows, `indices` the row of the table that each belongs to. Negative ids are skipped; the rows of
+one id are summed first, in fp32, in order of appearance, the sum starting from the first. Then, for each row j that was
+named, with its gradient g, in fp32, every operation rounded once, in this order:
 
     m'   = m[j]·beta1 + g·(1 - beta1)
     v'   = |v[j]·beta2 + (g·g)·(1 - beta2)|
     var' = var[j] + (m'·(-lr)) / (sqrt(v') + epsilon)
 
-lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named are
-neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
+lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named
+are neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
+
+Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536), and at least 16 KiB; nothing
+with `assume_unique`.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ SCHEMA = (
 
 INDICES = (torch.int32, torch.int64)
 STATE = (torch.float32,)
+SMALLEST_EPSILON = d.f32(1e-8)
 
 PROFILES = Profiles(
     "lazy_adam",
     {
         ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"var": (torch.float32,), "gradient": (torch.float32,), "indices": (torch.int32,)},
+            dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
             multiples={"dim": 8},
         )
     },
@@ -70,16 +74,17 @@ def lazy_adam_(
         indices: the row of the table for each row of the gradient, (n,) or (n, 1), int32 or int64. Negative ones are
             skipped, equal ones summed.
         m, v: first and second moments, (rows, dim), float32; updated.
-        var: the table, (rows, dim), float32, float16 or bfloat16; updated. Tables of a list may differ in shape and dtype.
+        var: the table, (rows, dim), float32, float16 or bfloat16; updated. Tables of a list may differ in shape and
+            dtype.
         lr: step size with the bias correction in it: a number, a one-element float tensor, or a list with one for each
             table.
         beta1, beta2: decay of the moments.
         epsilon: added to the square root of v; its magnitude is at least 1e-8.
-        assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If they
-            are not, their rows hold one of the updates, some of each, or one after the other; every other row is right,
-            and no other memory is touched.
-        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it); default
-            `ANYFUSE_CONVENTION`.
+        assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
+            they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
+            right, and no other memory is touched.
+        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
+            default `ANYFUSE_CONVENTION`.
 
     Returns:
         (m, v, var), the objects that were given.
@@ -133,7 +138,7 @@ def check(
     epsilon: float,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
-    d.require(abs(d.f32(epsilon)) >= d.f32(1e-8), f"epsilon is {epsilon}; accepted: a magnitude of at least 1e-8")
+    d.require(abs(d.f32(epsilon)) >= SMALLEST_EPSILON, f"epsilon is {epsilon}; accepted: a magnitude of at least 1e-8")
     for name, tensors in (("gradient", gradient), ("indices", indices), ("m", m), ("v", v)):
         d.require(len(tensors) == len(var), f"{name} has {len(tensors)} tensors; accepted: {len(var)}, as many as var")
     for g, ids, m_, v_, table in zip(gradient, indices, m, v, var, strict=True):
@@ -151,8 +156,7 @@ def check(
     for value in lr:
         d.check_scalar("lr", value)
     if restricted():
-        dims = [table.shape[1] for table in var]
-        PROFILES.check(gradient=gradient, indices=indices, var=var, dim=dims)
+        PROFILES.check(gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var])
 
 
 def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
@@ -167,7 +171,7 @@ def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
 
 
 def sum_by_id(gradient: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ids that are not negative, ascending, and the fp32 sum of each one's gradients."""
+    """The distinct ids that are not negative, ascending, and the sum of each one's gradients."""
     kept = indices >= 0
     ids, order = indices[kept].sort(stable=True)
     rows = d.real(gradient[kept][order])
@@ -307,23 +311,24 @@ def _run(
     convention: str,
 ) -> None:
     gradient_, indices_ = d.contiguous(gradient), d.contiguous(indices)  # kept until the call is over
-    tables = list(zip(m, v, var, strict=True))
+    tables: list[Sequence[Tensor]] = list(zip(m, v, var, strict=True))
     excerpts = []
     for i, table in enumerate(tables):
         if not all(tensor.is_contiguous() for tensor in table):
             check_ids(indices, var)
             excerpt = _Excerpt(indices_[i], *table)
             excerpts.append(excerpt)
-            indices_[i], tables[i] = excerpt.indices, tuple(excerpt.rows)
-    rows = (Row * len(tables))(
-        *(
+            indices_[i], tables[i] = excerpt.indices, excerpt.rows
+    rows = _core.array(
+        Row,
+        [
             (
                 ids.shape[0], p.shape[0], p.shape[1],
                 g.data_ptr(), ids.data_ptr(), a.data_ptr(), b.data_ptr(), p.data_ptr(), lr_,
                 number[g.dtype], number[ids.dtype], number[p.dtype], 0,
             )
             for g, ids, (a, b, p), lr_ in zip(gradient_, indices_, tables, lr, strict=True)
-        )
+        ],
     )  # fmt: skip
     try:
         _native(
@@ -431,35 +436,67 @@ def draw(draw: Draw) -> Sample:
     return Sample(f"(n, rows, dim)={shapes} assume_unique={unique}", arguments)
 
 
+def edges() -> Iterable[Sample]:
+    """Every width around a vector, in one list; then sizes that several threads sort and step."""
+    source = Draw(0)
+
+    def table(n: int, rows: int, dim: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        state = {"m": source.normal((rows, dim)), "v": source.normal((rows, dim)).abs()}
+        return {
+            "gradient": source.normal((n, dim), dtype),
+            "indices": ids,
+            **state,
+            "var": source.normal((rows, dim), dtype),
+        }
+
+    def ids(n: int, rows: int) -> Tensor:
+        return torch.from_numpy(source.rng.integers(-1, rows, n))
+
+    for dtype in d.FLOATS:
+        tables = [table(40, 30, dim, ids(40, 30), dtype) for dim in DIMS]
+        yield Sample(f"{dtype}, list", {**{name: [t[name] for t in tables] for name in tables[0]}, "lr": 0.1})
+    for n in (1, 15, 16, 17, 2047, 2048, 4095, 4096, 4097):
+        yield Sample(f"{n} ids in 5000 rows", {**table(n, 5000, 5, ids(n, 5000)), "lr": 0.1})
+    yield Sample("7 ids, 20000 times", {**table(20_000, 100, 8, torch.arange(20_000) % 7), "lr": 0.1})
+    yield Sample("one id of 2000, 64 wide", {**table(2000, 3, 64, torch.full((2000,), 1)), "lr": 0.1})
+    sizes = ((9000, 5000, 16), (0, 10, 64), (20_000, 100_000, 3), (300, 70, 257), (5, 2, 0))
+    mixed = [table(n, rows, dim, ids(n, rows)) for n, rows, dim in sizes]
+    yield Sample("large and small tables", {**{name: [t[name] for t in mixed] for name in mixed[0]}, "lr": 0.1})
+    distinct = torch.from_numpy(source.rng.permutation(40_000)[:20_000]).int()
+    yield Sample(
+        "distinct ids, not looked for", {**table(20_000, 40_000, 9, distinct), "lr": 0.1, "assume_unique": True}
+    )
+    yield Sample("20000 ids in 40000 rows", {**table(20_000, 40_000, 9, ids(20_000, 40_000)), "lr": 0.1})
+
+
 def case_inputs(
     draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
 ) -> dict[str, Tensor]:
+    """Distinct ids in random order while there are rows enough, else repeated ones."""
     rows, dim, n = sizes
-    d.require(n <= rows, f"n is {n}; accepted: at most {rows}, the rows, as the ids are distinct")
-    ids = torch.from_numpy(draw.rng.permutation(rows)[:n].astype("int32")).unsqueeze(1)
-    m = draw.normal((rows, dim), scale=0.1)
-    v = m.square() + draw.normal((rows, dim), scale=0.01).abs()
-    var = draw.normal((rows, dim), dtype)
-    gradient = draw.normal((n, dim), dtype)
-    return {"gradient": gradient, "indices": ids, "m": m, "v": v, "var": var, "lr": torch.tensor([0.001])}
+    ids = draw.rng.permutation(rows)[:n] if n <= rows else draw.rng.integers(0, max(rows, 1), n)
+    m = draw.normal((rows, dim))
+    return {
+        "gradient": draw.normal((n, dim), dtype),
+        "indices": torch.from_numpy(ids).int().unsqueeze(1),
+        "m": m,
+        "v": m.square() + draw.normal((rows, dim), scale=0.1).abs(),
+        "var": draw.normal((rows, dim), dtype),
+        "lr": torch.tensor([0.001]),
+    }
 
 
-#: The single-operator case of Rec SDK, with its sizes and file names. Its golden takes 1 - beta of fp32 betas.
 OFFICIAL = Preset(
     summary="the single-operator case of Rec SDK: 564 096 of 2 000 000 rows of 32",
     sizes=(2_000_000, 32, 564_096),
-    attributes={"epsilon": 1e-7, "convention": "device"},
+    attributes={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7, "convention": "device"},
     inputs={
-        "gradient": "gradient",
-        "indices": "indices",
-        "m": "inputM",
-        "v": "inputV",
-        "var": "inputVar",
+        "gradient": "gradient", "indices": "indices", "m": "inputM", "v": "inputV", "var": "inputVar",
         "lr": "learningRate",
     },
     outputs={"m": "outputM", "v": "outputV", "var": "outputVar"},
     goldens={"m": "goldenOutputM", "v": "goldenOutputV", "var": "goldenOutputVar"},
-)
+)  # fmt: skip
 
 
 def bad_calls() -> Iterable[BadCall]:
@@ -524,12 +561,13 @@ register(
         in_place=("m", "v", "var"),
         outputs=("m", "v", "var"),
         draw=draw,
+        edges=edges,
         bad_calls=bad_calls,
         case=CaseSpec(
             inputs=case_inputs,
             sizes=(1000, 32, 100),
-            axes=("rows", "dim", "n"),
             dtypes=d.FLOATS,
+            axes=("rows", "dim", "n"),
             presets={"official": OFFICIAL},
         ),
         profiles=PROFILES,
