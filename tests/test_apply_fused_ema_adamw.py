@@ -151,7 +151,7 @@ def test_document_expression_with_a_correct_root_is_equal_bit_for_bit(options: d
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_document_expression_taken_literally_differs_by_roundings_only(options: dict[str, Any]) -> None:
-    """pow(x, 0.5) is off by an ulp at times: m and v cannot notice, var moves by at most 4·2⁻²⁴·(|var| + lr·|update|)."""
+    """pow(x, 0.5) is off by an ulp at times; m and v cannot notice, var moves by ≤ 4·2⁻²⁴·(|var| + lr·|update|)."""
     rates = {"lr": 1e-2, "ema_decay": 0.999, "eps": 1e-8, **options}
     for step in agreeing_steps(options["beta1"], options["beta2"])[:20]:
         state = random_state(3001)

@@ -1,10 +1,10 @@
 /* The C API of anyfuse: one page, plain C.
  *
- * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built against
- * an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as before".
- * All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a status, and
- * nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the docstring of
- * src/anyfuse/ops/<operator>.py. */
+ * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built
+ * against an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as
+ * before". All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a
+ * status, and nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the
+ * docstring of src/anyfuse/ops/<operator>.py. */
 #ifndef ANYFUSE_H
 #define ANYFUSE_H
 
@@ -108,6 +108,74 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
 } anyfuse_apply_fused_ema_adamw_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);
+
+/* ---- add_rms_norm_dynamic_quant: add, RMSNorm and one or two row-wise quantizations in one pass ---- */
+
+/* Optional inputs are null when absent, and their dtype is then not looked at. A branch k is produced when its y and
+ * scale pointers are given; both branches' codes have one dtype. Outputs must not overlap inputs. ANYFUSE_INT4 codes
+ * lie two to a byte, the low nibble first (cols even): read as little-endian int32, the same bytes are the
+ * eight-to-a-word form. */
+typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
+  size_t size;
+  int64_t rows;
+  int64_t cols;
+  const void *x1; /* (rows, cols) */
+  const void *x2;
+  const void *gamma; /* (cols) */
+  const void *smooth_scale1;
+  const void *smooth_scale2;
+  const void *beta;
+  void *y1; /* (rows, cols) codes of y_dtype */
+  void *y2;
+  void *x;       /* (rows, cols) of x_dtype */
+  float *scale1; /* (rows) */
+  float *scale2;
+  double epsilon;        /* 0 or more */
+  anyfuse_dtype x_dtype; /* of x1, x2 and x */
+  anyfuse_dtype gamma_dtype;
+  anyfuse_dtype smooth_scale1_dtype;
+  anyfuse_dtype smooth_scale2_dtype;
+  anyfuse_dtype beta_dtype;
+  anyfuse_dtype y_dtype; /* INT8, INT4, FLOAT8_E4M3FN, FLOAT8_E5M2 or HIFLOAT8 */
+  int32_t convention;
+  int32_t threads;
+} anyfuse_add_rms_norm_dynamic_quant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
+
+/* ---- lazy_adam: Adam for the rows of tables that a step names, equal ids summed first, for a list of tables ---- */
+
+typedef struct anyfuse_lazy_adam_row {
+  int64_t n;    /* rows given; at most 2^32 - 1 without assume_unique */
+  int64_t rows; /* of the table */
+  int64_t dim;
+  const void *gradient; /* n rows of dim */
+  const void *indices;  /* n ids; negative ones are skipped */
+  void *m;              /* fp32 */
+  void *v;              /* fp32 */
+  void *var;
+  double lr; /* of this table, already bias-corrected */
+  anyfuse_dtype gradient_dtype;
+  anyfuse_dtype indices_dtype; /* ANYFUSE_INT32 or ANYFUSE_INT64 */
+  anyfuse_dtype var_dtype;
+  int32_t reserved;
+} anyfuse_lazy_adam_row;
+
+typedef struct anyfuse_lazy_adam_params {
+  size_t size;
+  size_t row_size;
+  const anyfuse_lazy_adam_row *rows;
+  int64_t count;
+  double beta1;
+  double beta2;
+  double epsilon;        /* its magnitude in fp32 is at least that of 1e-8 */
+  int32_t assume_unique; /* the ids of a table are distinct: equal ones are not looked for */
+  int32_t convention;
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_lazy_adam_params;
+
+ANYFUSE_API anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params);
 
 #ifdef __cplusplus
 }
