@@ -16,8 +16,10 @@ bool lies_like_nd(aclFormat format) {
     case ACL_FORMAT_NDHWC:
     case ACL_FORMAT_NCDHW:
     case ACL_FORMAT_NC:
-    case ACL_FORMAT_NCL: return true;
-    default: return false;
+    case ACL_FORMAT_NCL:
+      return true;
+    default:
+      return false;
   }
 }
 

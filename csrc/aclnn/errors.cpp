@@ -25,14 +25,25 @@ int32_t fail(int32_t code, const char *format, ...) {
 aclnnStatus from_core(anyfuse_status status, const char *what) {
   aclnnStatus code = ACLNN_ERR_INNER;
   switch (status) {
-    case ANYFUSE_OK: return ACLNN_SUCCESS;
-    case ANYFUSE_INVALID_POINTER: code = ACLNN_ERR_INNER_NULLPTR; break;
+    case ANYFUSE_OK:
+      return ACLNN_SUCCESS;
+    case ANYFUSE_INVALID_POINTER:
+      code = ACLNN_ERR_INNER_NULLPTR;
+      break;
     case ANYFUSE_INVALID_DTYPE:
     case ANYFUSE_INVALID_VALUE:
-    case ANYFUSE_INVALID_INDEX: code = ACLNN_ERR_PARAM_INVALID; break;
-    case ANYFUSE_INVALID_SIZE: code = ACLNN_ERR_INNER_TILING_ERROR; break;
-    case ANYFUSE_NO_TARGET: code = ACLNN_ERR_INNER_FIND_KERNEL_ERROR; break;
-    case ANYFUSE_OUT_OF_MEMORY: code = ACLNN_ERR_RUNTIME_ERROR; break;
+    case ANYFUSE_INVALID_INDEX:
+      code = ACLNN_ERR_PARAM_INVALID;
+      break;
+    case ANYFUSE_INVALID_SIZE:
+      code = ACLNN_ERR_INNER_TILING_ERROR;
+      break;
+    case ANYFUSE_NO_TARGET:
+      code = ACLNN_ERR_INNER_FIND_KERNEL_ERROR;
+      break;
+    case ANYFUSE_OUT_OF_MEMORY:
+      code = ACLNN_ERR_RUNTIME_ERROR;
+      break;
   }
   return fail(code, "%s: %s", what, anyfuse_status_name(status));
 }

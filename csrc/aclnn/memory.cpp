@@ -88,11 +88,21 @@ struct Sides {
 
 aclError sides_of(const char *function, aclrtMemcpyKind kind, Sides *sides) {
   switch (kind) {
-    case ACL_MEMCPY_HOST_TO_HOST: *sides = {Side::host, Side::host}; return ACL_SUCCESS;
-    case ACL_MEMCPY_HOST_TO_DEVICE: *sides = {Side::device, Side::host}; return ACL_SUCCESS;
-    case ACL_MEMCPY_DEVICE_TO_HOST: *sides = {Side::host, Side::device}; return ACL_SUCCESS;
-    case ACL_MEMCPY_DEVICE_TO_DEVICE: *sides = {Side::device, Side::device}; return ACL_SUCCESS;
-    case ACL_MEMCPY_DEFAULT: *sides = {Side::either, Side::either}; return ACL_SUCCESS;
+    case ACL_MEMCPY_HOST_TO_HOST:
+      *sides = {Side::host, Side::host};
+      return ACL_SUCCESS;
+    case ACL_MEMCPY_HOST_TO_DEVICE:
+      *sides = {Side::device, Side::host};
+      return ACL_SUCCESS;
+    case ACL_MEMCPY_DEVICE_TO_HOST:
+      *sides = {Side::host, Side::device};
+      return ACL_SUCCESS;
+    case ACL_MEMCPY_DEVICE_TO_DEVICE:
+      *sides = {Side::device, Side::device};
+      return ACL_SUCCESS;
+    case ACL_MEMCPY_DEFAULT:
+      *sides = {Side::either, Side::either};
+      return ACL_SUCCESS;
   }
   return fail(ACL_ERROR_INVALID_PARAM, "%s: kind is %d; accepted: 0 to 4", function, static_cast<int>(kind));
 }

@@ -227,11 +227,16 @@ std::string text_of(const std::vector<int64_t> &dims) {
 
 const char *name_of(aclFormat format) {
   switch (format) {
-    case ACL_FORMAT_ND: return "ND";
-    case ACL_FORMAT_FRACTAL_NZ: return "FRACTAL_NZ";
-    case ACL_FORMAT_NCHW: return "NCHW";
-    case ACL_FORMAT_NHWC: return "NHWC";
-    default: return "another format";
+    case ACL_FORMAT_ND:
+      return "ND";
+    case ACL_FORMAT_FRACTAL_NZ:
+      return "FRACTAL_NZ";
+    case ACL_FORMAT_NCHW:
+      return "NCHW";
+    case ACL_FORMAT_NHWC:
+      return "NHWC";
+    default:
+      return "another format";
   }
 }
 

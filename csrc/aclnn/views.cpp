@@ -54,11 +54,16 @@ void move_row_of(int64_t size, char *strided, char *packed, Inner inner, bool to
     return;
   }
   switch (size) {
-    case 1: return move_row<1>(strided, packed, inner, to_packed);
-    case 2: return move_row<2>(strided, packed, inner, to_packed);
-    case 4: return move_row<4>(strided, packed, inner, to_packed);
-    case 8: return move_row<8>(strided, packed, inner, to_packed);
-    default: return move_row<16>(strided, packed, inner, to_packed);
+    case 1:
+      return move_row<1>(strided, packed, inner, to_packed);
+    case 2:
+      return move_row<2>(strided, packed, inner, to_packed);
+    case 4:
+      return move_row<4>(strided, packed, inner, to_packed);
+    case 8:
+      return move_row<8>(strided, packed, inner, to_packed);
+    default:
+      return move_row<16>(strided, packed, inner, to_packed);
   }
 }
 
