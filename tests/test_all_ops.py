@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import operators
@@ -88,8 +89,17 @@ def recorded(spec: OpSpec, count: int) -> list[tuple]:
 
 
 def test_opcheck(spec: OpSpec) -> None:
-    for function, args, kwargs in recorded(spec, 4):
+    """opcheck takes no NaN for equal to another, so that calls whose results hold one are left to the other tests."""
+    calls = [call for call in recorded(spec, 12) if not _gives_nan(*call)]
+    assert len(calls) >= 4
+    for function, args, kwargs in calls[:4]:
         torch.library.opcheck(function, args, kwargs)
+
+
+def _gives_nan(function: Callable[..., object], args: tuple, kwargs: dict) -> bool:
+    args, kwargs = clone_with_storage((args, kwargs))
+    results = operators.tensors_of([function(*args, **kwargs), *args, *kwargs.values()])
+    return any(bool(tensor.isnan().any()) for tensor in results if tensor.dtype.is_floating_point)
 
 
 def test_fake_gives_the_shapes_and_dtypes_of_the_real_one(spec: OpSpec) -> None:
@@ -119,8 +129,11 @@ def test_in_place_results_are_the_arguments(spec: OpSpec) -> None:
 
 def test_a_stale_backward_raises(spec: OpSpec) -> None:
     """A value saved for backward and then overwritten by an operator must not be used silently."""
+    samples = [spec.draw(Draw(seed)) for seed in range(100)]
     for name in spec.in_place:
-        sample = next(s for s in map(spec.draw, map(Draw, range(1000))) if _differentiable(s.arguments[name]))
+        if not any(tensor.is_floating_point() for s in samples for tensor in operators.tensors_of(s.arguments[name])):
+            continue  # codes take no part in a backward
+        sample = next(s for s in samples if _differentiable(s.arguments[name]))
         given = clone_with_storage(sample.arguments)
         leaf = operators.tensors_of(given[name])[0].requires_grad_()
         loss = (leaf * leaf).sum()

@@ -57,7 +57,7 @@ ANYFUSE_INLINE vi hifloat8_code(vf v) {
 }
 
 // 64 int4 codes, one a byte, as 32 bytes: the even ones in the low nibbles.
-ANYFUSE_INLINE void pack_nibbles(const int8_t* codes, uint8_t* to) {
+ANYFUSE_INLINE void pack_nibbles(const int8_t *codes, uint8_t *to) {
   for (int i = 0; i < 64; i += 4 * kWidth) {
     vu word;
     memcpy(&word, codes + i, sizeof word);

@@ -18,16 +18,16 @@
   extern "C" __attribute__((visibility("hidden"))) void ANYFUSE_KERNEL_SYMBOL(op, ANYFUSE_TARGET)( \
       const anyfuse::Args &args, int64_t begin, int64_t end)
 
-#define ANYFUSE_DISPATCH(op, Args)                                                 \
-  extern "C" {                                                                     \
-  ANYFUSE_FOR_EACH_TARGET_OF(op, Args)                                             \
-  }                                                                                \
-  static auto op##_kernel() -> void (*)(const anyfuse::Args &, int64_t, int64_t) { \
-    using Kernel = void (*)(const anyfuse::Args &, int64_t, int64_t);              \
-    static constexpr Kernel table[] = {ANYFUSE_TABLE_OF(op)};                      \
-    const int32_t target = anyfuse::current_target();                              \
-    return target < 0 ? nullptr : table[target];                                   \
-  }
+#define ANYFUSE_DISPATCH(op, Args)                                                                  \
+  extern "C" {                                                                                      \
+  ANYFUSE_FOR_EACH_TARGET_OF(op, Args)                                                              \
+  }                                                                                                 \
+  static auto op##_kernel_of(int32_t target) -> void (*)(const anyfuse::Args &, int64_t, int64_t) { \
+    using Kernel = void (*)(const anyfuse::Args &, int64_t, int64_t);                               \
+    static constexpr Kernel table[] = {ANYFUSE_TABLE_OF(op)};                                       \
+    return target < 0 ? nullptr : table[target];                                                    \
+  }                                                                                                 \
+  [[maybe_unused]] static auto op##_kernel() { return op##_kernel_of(anyfuse::current_target()); }
 
 #define ANYFUSE_DECLARE(op, Args, target) \
   void ANYFUSE_KERNEL_SYMBOL(op, target)(const anyfuse::Args &, int64_t, int64_t);

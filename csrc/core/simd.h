@@ -42,12 +42,12 @@ ANYFUSE_INLINE vf set(float x) {
 }
 ANYFUSE_INLINE vu set_bits(uint32_t x) { return x - (vu){}; }
 
-ANYFUSE_INLINE vf load(const float* p) {
+ANYFUSE_INLINE vf load(const float *p) {
   vf v;
   memcpy(&v, p, sizeof v);
   return v;
 }
-ANYFUSE_INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+ANYFUSE_INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
 // n < kWidth elements in powers of two: a memcpy of a size that is not constant would be a call for every row.
 template <typename T>
@@ -60,7 +60,8 @@ ANYFUSE_INLINE void copy_part(T *to, const T *from, int64_t n) {
   }
 }
 
-// The first n < kWidth lanes from memory, zero in the others; and to memory. Nothing beyond those n elements is touched.
+// The first n < kWidth lanes from memory, zero in the others; and to memory. Nothing beyond those n elements is
+// touched.
 ANYFUSE_INLINE vf load_part(const float *p, int64_t n) {
 #if defined(ANYFUSE_TARGET_IS_avx512)
   return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
@@ -134,7 +135,7 @@ ANYFUSE_INLINE bool any_above(vu v, uint32_t limit) {
 }
 
 // Four vectors of lanes in [-128, 127] as 4 * kWidth bytes.
-ANYFUSE_INLINE void store_bytes(int8_t* to, const vi* v) {
+ANYFUSE_INLINE void store_bytes(int8_t *to, const vi *v) {
 #if defined(ANYFUSE_TARGET_IS_avx512)
   for (int i = 0; i < 4; ++i) {
     const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v[i]);
@@ -161,6 +162,28 @@ ANYFUSE_INLINE void store_bytes(int8_t* to, const vi* v) {
     memcpy(to + i * kWidth, &bytes, sizeof bytes);
   }
 #endif
+}
+
+// ---- tables in memory, kWidth entries at a time ----
+
+// table[byte[i]]. Scalar loads: a gather instruction costs more on most CPUs.
+ANYFUSE_INLINE vf lookup(const float *table, const uint8_t *byte) {
+  vf v;
+  for (int i = 0; i < kWidth; ++i) v[i] = table[byte[i]];
+  return v;
+}
+ANYFUSE_INLINE vu lookup(const uint32_t *table, vu index) {
+  uint32_t at[kWidth];
+  memcpy(at, &index, sizeof at);
+  vu v;
+  for (int i = 0; i < kWidth; ++i) v[i] = table[at[i]];
+  return v;
+}
+ANYFUSE_INLINE vf lookup(const float *table, vu index) { return from_bits(lookup((const uint32_t *)table, index)); }
+
+// The lanes, each below 2^8, as kWidth bytes.
+ANYFUSE_INLINE void store_bytes(uint8_t *to, vu v) {
+  for (int i = 0; i < kWidth; ++i) to[i] = (uint8_t)v[i];
 }
 
 // ---- bf16 and fp16, W at a time. Stores round half to even and write one NaN (0x7FC0, 0x7E00). ----
@@ -243,7 +266,8 @@ ANYFUSE_INLINE vh float_to_half(anyfuse_dtype dtype, vf v) {
   return dtype == ANYFUSE_BFLOAT16 ? float_to_bf16(v) : float_to_fp16(v);
 }
 
-// Elements [i, i + n) of an array of fp32, fp16 or bf16 as fp32 lanes, n <= kWidth; lanes from n on are zero, and not written.
+// Elements [i, i + n) of an array of fp32, fp16 or bf16 as fp32 lanes, n <= kWidth; lanes from n on are zero, and not
+// written.
 template <anyfuse_dtype dtype>
 ANYFUSE_INLINE vf read_lanes(const void *data, int64_t i, int64_t n) {
   if (dtype == ANYFUSE_FLOAT32) {
@@ -277,7 +301,7 @@ ANYFUSE_INLINE void write_lanes(void *data, int64_t i, int64_t n, vf v) {
 }
 
 // to[0, n) from elements of a 16-bit dtype; the lanes up to the next multiple of kWidth become zero.
-ANYFUSE_INLINE void halves_to_floats(anyfuse_dtype dtype, const uint16_t* from, float* to, int64_t n) {
+ANYFUSE_INLINE void halves_to_floats(anyfuse_dtype dtype, const uint16_t *from, float *to, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
     vh h;
@@ -292,7 +316,7 @@ ANYFUSE_INLINE void halves_to_floats(anyfuse_dtype dtype, const uint16_t* from, 
 }
 
 // to[0, n) in a 16-bit dtype; `from` is readable up to the next multiple of kWidth.
-ANYFUSE_INLINE void floats_to_halves(anyfuse_dtype dtype, const float* from, uint16_t* to, int64_t n) {
+ANYFUSE_INLINE void floats_to_halves(anyfuse_dtype dtype, const float *from, uint16_t *to, int64_t n) {
   int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
     const vh h = float_to_half(dtype, load(from + i));
@@ -313,7 +337,7 @@ struct LaneSum {
   vf lane[kLaneVectors];
 };
 
-ANYFUSE_INLINE float total(const LaneSum& sum) {
+ANYFUSE_INLINE float total(const LaneSum &sum) {
   float lanes[kLanes];
   memcpy(lanes, sum.lane, sizeof lanes);
   for (int half = kLanes / 2; half >= kWidth; half /= 2)

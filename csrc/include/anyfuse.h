@@ -176,6 +176,91 @@ typedef struct anyfuse_lazy_adam_params {
 } anyfuse_lazy_adam_params;
 
 ANYFUSE_API anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params);
+/* ---- quant_matmul_dequant: rows quantized to int8, times int8 weights, back to float, in one pass ---- */
+
+/* How the weights of a logical matrix W[n, k] lie. */
+enum {
+  ANYFUSE_WEIGHT_NK = 0,    /* (n, k) */
+  ANYFUSE_WEIGHT_KN = 1,    /* (k, n) */
+  ANYFUSE_WEIGHT_NZ_NK = 2, /* FRACTAL_NZ (ceil(k/32), ceil(n/16), 16, 32): [k/32][n/16][n%16][k%32] */
+  ANYFUSE_WEIGHT_NZ_KN = 3, /* FRACTAL_NZ (ceil(n/32), ceil(k/16), 16, 32): [n/32][k/16][k%16][n%32] */
+  ANYFUSE_WEIGHT_PACKED =
+      4 /* (ceil(n/16), ceil(k/4), 16, 4): [n/16][k/4][n%16][k%4], as the kernels of every target read */
+};
+
+/* How many scales the rows of x have, where scales are given. */
+enum { ANYFUSE_PER_TOKEN = 0, ANYFUSE_PER_TENSOR = 1 };
+
+typedef struct anyfuse_quant_matmul_dequant_params {
+  size_t size;
+  int64_t m;
+  int64_t n;
+  int64_t k;                /* at most 131071 */
+  const void *x;            /* (m, k); int8: rows already quantized, with their scales in x_scale */
+  const void *weight;       /* int8; padding of the blocked layouts is never used */
+  const void *weight_scale; /* (n) float32; int64: the low 32 bits are the float32 weight scale times x scale */
+  const int32_t *bias;      /* (n) or NULL */
+  const void *x_scale;      /* (m) or (1), float32, or float16 beside an int64 weight_scale; NULL: from each row */
+  const void *smooth_scale; /* (k) or NULL */
+  void *out;                /* (m, n) */
+  anyfuse_dtype x_dtype;
+  anyfuse_dtype weight_scale_dtype;
+  anyfuse_dtype x_scale_dtype;
+  anyfuse_dtype smooth_scale_dtype;
+  anyfuse_dtype out_dtype;
+  int32_t weight_layout;
+  int32_t quant_mode;
+  int32_t convention;
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_quant_matmul_dequant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matmul_dequant_params *params);
+
+/* The index of the target that quant_matmul_dequant runs on: the one in use or, where its int8 kernel gave a wrong
+ * answer to a known question (asked once, at first use), the best one below that answers right. -1 as
+ * anyfuse_target_current. */
+ANYFUSE_API int32_t anyfuse_quant_matmul_dequant_target(void);
+
+/* ---- apply_adam_w_quant: AdamW with moments of 8 bits, scaled block by block, for a list of tensors ---- */
+
+typedef struct anyfuse_apply_adam_w_quant_row {
+  int64_t numel;
+  const void *grad;
+  void *var;
+  void *m; /* codes, one byte an element */
+  void *v;
+  float *absmax_m; /* one for each block; the last block may be partial */
+  float *absmax_v;
+  int64_t step; /* of this tensor; the first step is 1, and 0 in the device convention */
+  anyfuse_dtype grad_dtype;
+  anyfuse_dtype var_dtype;
+} anyfuse_apply_adam_w_quant_row;
+
+typedef struct anyfuse_apply_adam_w_quant_params {
+  size_t size;
+  size_t row_size;
+  const anyfuse_apply_adam_w_quant_row *rows;
+  int64_t count;
+  const float *qmap_m; /* 256 finite values in ascending order */
+  const float *qmap_v;
+  int64_t block_size; /* 64, 128, 256, 512, 1024 or 2048 */
+  double lr;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  double eps;
+  double gnorm_scale;
+  double grad_scale; /* gradients are divided by it; 0 stands for 1 */
+  int32_t convention;
+  int32_t maximize;       /* the gradient's sign is turned */
+  int32_t skip_nonfinite; /* a block whose gradient is not finite everywhere stays as it is */
+  int32_t nonzero_v;      /* a second moment above 0 never gets the code of 0 */
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_apply_adam_w_quant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_quant_params *params);
 
 #ifdef __cplusplus
 }

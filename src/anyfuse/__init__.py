@@ -4,6 +4,9 @@ from . import ops as ops
 from ._core import version as _version
 from ._opspec import REGISTRY as _REGISTRY
 from ._settings import backend as backend
+from ._soc import soc as soc
+from .packed import PackedWeight as PackedWeight
+from .packed import pack_weight as pack_weight
 
 __version__ = _version()
 

@@ -1,0 +1,319 @@
+// AdamW with moments of 8 bits, scaled block by block. The mathematics, and its reference in a few lines of PyTorch, is
+// in src/anyfuse/ops/apply_adam_w_quant.py; the two must agree to the last bit.
+#include "anyfuse.h"
+#include "core/codebook.h"
+#include "core/dispatch.h"
+
+namespace anyfuse {
+
+// One tensor and the numbers of its step, all of them rounded to fp32 once.
+struct AdamWQuantStep {
+  anyfuse_apply_adam_w_quant_row row;
+  const Codebook *map_m, *map_v;
+  int64_t block_size;
+  float unscale, gnorm_scale;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float step_size, eps;  // -lr*c2/c1 and eps*c2
+  float decay;           // 1 - lr*weight_decay
+  bool device, skip_nonfinite, nonzero_v;
+};
+
+}  // namespace anyfuse
+
+#if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
+
+#include "core/simd.h"
+
+namespace {
+
+constexpr int64_t kMaxBlock = 2048;
+
+// One block's elements, whole vectors of them: where they lie, or copies.
+struct Block {
+  int64_t n;
+  const float *grad;
+  float *var;
+  uint8_t *m_code, *v_code;
+  float *m, *v;  // the new moments
+};
+
+// What one kernel call works in; it stays in L1.
+struct Scratch {
+  alignas(64) float grad[kMaxBlock], var[kMaxBlock], m[kMaxBlock], v[kMaxBlock];
+  alignas(64) uint8_t m_code[kMaxBlock], v_code[kMaxBlock];
+};
+
+ANYFUSE_INLINE int64_t whole_vectors(int64_t n) { return (n + kWidth - 1) / kWidth * kWidth; }
+
+// The last vector of a partial block is filled up with its last element, which changes no maximum.
+template <typename T>
+ANYFUSE_INLINE void repeat_last(T *values, int64_t n) {
+  for (int64_t i = n; i < whole_vectors(n); ++i) values[i] = values[n - 1];
+}
+
+ANYFUSE_INLINE float *read_floats(anyfuse_dtype dtype, const void *data, int64_t index, int64_t n, float *scratch) {
+  if (dtype == ANYFUSE_FLOAT32) {
+    const float *from = static_cast<const float *>(data) + index;
+    if (n % kWidth == 0) return const_cast<float *>(from);
+    memcpy(scratch, from, n * sizeof(float));
+  } else if (dtype == ANYFUSE_BFLOAT16) {
+    halves_to_floats(ANYFUSE_BFLOAT16, static_cast<const uint16_t *>(data) + index, scratch, n);
+  } else {
+    halves_to_floats(ANYFUSE_FLOAT16, static_cast<const uint16_t *>(data) + index, scratch, n);
+  }
+  repeat_last(scratch, n);
+  return scratch;
+}
+
+ANYFUSE_INLINE void write_floats(anyfuse_dtype dtype, void *data, int64_t index, int64_t n, const float *from) {
+  if (dtype == ANYFUSE_BFLOAT16)
+    floats_to_halves(ANYFUSE_BFLOAT16, from, static_cast<uint16_t *>(data) + index, n);
+  else if (dtype == ANYFUSE_FLOAT16)
+    floats_to_halves(ANYFUSE_FLOAT16, from, static_cast<uint16_t *>(data) + index, n);
+  else if (n % kWidth != 0)
+    memcpy(static_cast<float *>(data) + index, from, n * sizeof(float));
+}
+
+ANYFUSE_INLINE uint8_t *read_codes(void *data, int64_t index, int64_t n, uint8_t *scratch) {
+  uint8_t *from = static_cast<uint8_t *>(data) + index;
+  if (n % kWidth == 0) return from;
+  memcpy(scratch, from, n);
+  repeat_last(scratch, n);
+  return scratch;
+}
+
+ANYFUSE_INLINE void write_codes(void *data, int64_t index, int64_t n, const uint8_t *from) {
+  if (n % kWidth != 0) memcpy(static_cast<uint8_t *>(data) + index, from, n);
+}
+
+ANYFUSE_INLINE bool all_finite(const float *values, int64_t n) {
+  vu largest = {};
+  for (int64_t i = 0; i < n; i += kWidth) largest = max_magnitude(largest, bits(abs(load(values + i))));
+  return horizontal_max(largest) < 0x7f800000u;
+}
+
+struct Scales {
+  float m, v;
+};
+
+// Dequantizes the moments, steps them and the parameters, and returns the largest magnitudes of the new moments.
+template <bool device>
+ANYFUSE_INLINE Scales step_block(const anyfuse::AdamWQuantStep &p, const Block &b, Scales old) {
+  vu largest_m = {}, largest_v = {};
+  for (int64_t i = 0; i < b.n; i += kWidth) {
+    const vf g = load(b.grad + i) * p.unscale * p.gnorm_scale;
+    const vf m_old = lookup(p.map_m->value, b.m_code + i) * old.m;
+    const vf v_old = lookup(p.map_v->value, b.v_code + i) * old.v;
+    const vf m = m_old * p.beta1 + g * p.one_minus_beta1;
+    const vf v = v_old * p.beta2 + (g * g) * p.one_minus_beta2;
+    const vf update = (m * p.step_size) / (sqrt(v) + p.eps);
+    const vf var = load(b.var + i);
+    store(b.var + i, device ? (var + update) * p.decay : var * p.decay + update);
+    store(b.m + i, m);
+    store(b.v + i, v);
+    largest_m = max_magnitude(largest_m, bits(abs(m)));
+    largest_v = max_magnitude(largest_v, bits(abs(v)));
+  }
+  const uint32_t largest[2] = {horizontal_max(largest_m), horizontal_max(largest_v)};
+  Scales scales;
+  memcpy(&scales, largest, sizeof scales);
+  return scales;
+}
+
+// The definition of a code: eight halvings of the map, then the nearer of the two neighbours, the lower one in a tie.
+ANYFUSE_INLINE vu code_by_search(const anyfuse::Codebook &map, vf n) {
+  vu lower = {}, upper = set_bits(255);
+  for (int i = 0; i < 8; ++i) {
+    const vu pivot = (lower + upper) >> 1;
+    const vi above = n > lookup(map.value, pivot);
+    lower = above ? pivot : lower;
+    upper = above ? upper : pivot;
+  }
+  const vu code = abs(n - lookup(map.value, lower)) <= abs(n - lookup(map.value, upper)) ? lower : upper;
+  if (!map.keep_sign) return code;
+  const vf q = lookup(map.value, code);
+  const vu up = (vu)((n > 0.0f) & (q < 0.0f) & (code < 255u)), down = (vu)((n < 0.0f) & (q > 0.0f) & (code > 0u));
+  return code - up + down;  // a true lane is -1
+}
+
+ANYFUSE_INLINE vu code_by_table(const anyfuse::Codebook &map, vf n) {
+  const vu u = bits(n), folded = (lookup(map.edge, u >> 16) + u) >> 16;
+  return folded ^ ((vu)((vi)u >> 31) & 0xffu);
+}
+
+// Codes of values/scale. `zeros` stands for the entries that are 0: where it is not empty, a value above 0 gets the
+// first entry after them instead.
+template <bool by_table>
+ANYFUSE_INLINE void encode_block(const anyfuse::Codebook &map, const float *values, int64_t n, float scale,
+                                 bool nonzero, uint8_t *codes) {
+  const uint32_t zero_begin = map.zero_begin, zero_end = map.zero_end;
+  for (int64_t i = 0; i < n; i += kWidth) {
+    const vf value = load(values + i), ratio = value / scale;
+    vu code = by_table ? code_by_table(map, ratio) : code_by_search(map, ratio);
+    if (nonzero) code = (value > 0.0f) & (code >= zero_begin) & (code < zero_end) ? set_bits(zero_end) : code;
+    store_bytes(codes + i, code);
+  }
+}
+
+ANYFUSE_INLINE void encode(const anyfuse::Codebook &map, const float *values, int64_t n, float scale, bool nonzero,
+                           uint8_t *codes) {
+  const float divisor = scale == 0.0f ? 1.0f : scale;
+  // The table knows no NaN, which a scale that is not finite brings about.
+  if (map.by_table && divisor - divisor == 0.0f)
+    encode_block<true>(map, values, n, divisor, nonzero, codes);
+  else
+    encode_block<false>(map, values, n, divisor, nonzero, codes);
+}
+
+ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, int64_t n, Scratch &scratch) {
+  const auto &row = p.row;
+  const int64_t number = index / p.block_size;
+  Block b;
+  b.n = whole_vectors(n);
+  b.grad = read_floats(row.grad_dtype, row.grad, index, n, scratch.grad);
+  if (p.skip_nonfinite && !all_finite(b.grad, b.n)) return;
+  b.var = read_floats(row.var_dtype, row.var, index, n, scratch.var);
+  b.m_code = read_codes(row.m, index, n, scratch.m_code);
+  b.v_code = read_codes(row.v, index, n, scratch.v_code);
+  b.m = scratch.m;
+  b.v = scratch.v;
+  const Scales old = {row.absmax_m[number], row.absmax_v[number]};
+  const Scales scales = p.device ? step_block<true>(p, b, old) : step_block<false>(p, b, old);
+  row.absmax_m[number] = scales.m;
+  row.absmax_v[number] = scales.v;
+  encode(*p.map_m, b.m, b.n, scales.m, false, b.m_code);
+  encode(*p.map_v, b.v, b.n, scales.v, p.nonzero_v, b.v_code);
+  write_floats(row.var_dtype, row.var, index, n, b.var);
+  write_codes(row.m, index, n, b.m_code);
+  write_codes(row.v, index, n, b.v_code);
+}
+
+}  // namespace
+
+// `begin` is the start of a block.
+ANYFUSE_KERNEL(apply_adam_w_quant, AdamWQuantStep) {
+  Scratch scratch;
+  for (int64_t i = begin; i < end; i += args.block_size)
+    run_block(args, i, end - i < args.block_size ? end - i : args.block_size, scratch);
+}
+
+#else  // ---- the entry point, once ----
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/chunks.h"
+#include "core/parallel.h"
+#include "core/params.h"
+
+ANYFUSE_DISPATCH(apply_adam_w_quant, AdamWQuantStep)
+
+namespace {
+
+using Params = anyfuse_apply_adam_w_quant_params;
+using Row = anyfuse_apply_adam_w_quant_row;
+
+constexpr int64_t kPiece = 16384;     // elements, whole blocks of every size: about 30 us of work
+constexpr int64_t kParallel = 16384;  // below this a second thread costs more than it saves
+
+struct List {
+  const Params *params;
+  Row at(int64_t index) const {
+    Row row;
+    anyfuse::read_struct(reinterpret_cast<const char *>(params->rows) + index * params->row_size, params->row_size,
+                         &row);
+    return row;
+  }
+};
+
+bool is_float(anyfuse_dtype dtype) {
+  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
+}
+
+anyfuse_status check(const Row &row) {
+  if (row.numel < 0) return ANYFUSE_INVALID_SIZE;
+  if (row.numel > 0 && !(row.grad && row.var && row.m && row.v && row.absmax_m && row.absmax_v))
+    return ANYFUSE_INVALID_POINTER;
+  return is_float(row.grad_dtype) && is_float(row.var_dtype) ? ANYFUSE_OK : ANYFUSE_INVALID_DTYPE;
+}
+
+anyfuse_status check(const Params &p) {
+  if (p.count < 0 || p.row_size > 4096) return ANYFUSE_INVALID_SIZE;
+  if ((p.count > 0 && p.rows == nullptr) || p.qmap_m == nullptr || p.qmap_v == nullptr) return ANYFUSE_INVALID_POINTER;
+  if (p.block_size < 64 || p.block_size > 2048 || (p.block_size & (p.block_size - 1)) != 0) return ANYFUSE_INVALID_SIZE;
+  if (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE) return ANYFUSE_INVALID_VALUE;
+  return ANYFUSE_OK;
+}
+
+// Formula: everything in double, rounded once.
+void prepare_formula(const Params &p, double t, anyfuse::AdamWQuantStep *step) {
+  const double c1 = 1.0 - std::pow(p.beta1, t), c2 = std::sqrt(1.0 - std::pow(p.beta2, t));
+  step->one_minus_beta1 = static_cast<float>(1.0 - p.beta1);
+  step->one_minus_beta2 = static_cast<float>(1.0 - p.beta2);
+  step->step_size = static_cast<float>(-p.lr * c2 / c1);
+  step->eps = static_cast<float>(p.eps * c2);
+  step->decay = static_cast<float>(1.0 - p.lr * p.weight_decay);
+}
+
+// Device: attributes and every result in fp32; the decay only where it is positive.
+void prepare_device(const Params &p, float t, anyfuse::AdamWQuantStep *step) {
+  const auto power = [t](float beta) { return static_cast<float>(std::pow(static_cast<double>(beta), t)); };
+  const float lr = static_cast<float>(p.lr), weight_decay = static_cast<float>(p.weight_decay);
+  const float c1 = 1.0f - power(step->beta1), c2 = std::sqrt(1.0f - power(step->beta2));
+  step->one_minus_beta1 = 1.0f - step->beta1;
+  step->one_minus_beta2 = 1.0f - step->beta2;
+  step->step_size = -lr * c2 / c1;
+  step->eps = static_cast<float>(p.eps) * c2;
+  step->decay = weight_decay > 0.0f ? 1.0f - lr * weight_decay : 1.0f;
+}
+
+anyfuse::AdamWQuantStep prepare(const Params &p, const Row &row) {
+  anyfuse::AdamWQuantStep step = {};
+  step.row = row;
+  step.block_size = p.block_size;
+  step.unscale = static_cast<float>(1.0 / (p.grad_scale == 0.0 ? 1.0 : p.grad_scale));
+  if (p.maximize) step.unscale = -step.unscale;
+  step.gnorm_scale = static_cast<float>(p.gnorm_scale);
+  step.beta1 = static_cast<float>(p.beta1);
+  step.beta2 = static_cast<float>(p.beta2);
+  step.device = p.convention == ANYFUSE_DEVICE;
+  step.skip_nonfinite = p.skip_nonfinite != 0;
+  step.nonzero_v = p.nonzero_v != 0;
+  if (step.device)
+    prepare_device(p, static_cast<float>(row.step) + 1.0f, &step);
+  else
+    prepare_formula(p, static_cast<double>(row.step), &step);
+  return step;
+}
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_quant_params *params) {
+  Params p;
+  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+  if (anyfuse_status status = check(p)) return status;
+  const auto kernel = apply_adam_w_quant_kernel();
+  if (kernel == nullptr) return ANYFUSE_NO_TARGET;
+
+  const List list{&p};
+  anyfuse::Chunks chunks(p.count, kPiece);
+  if (!chunks.allocated()) return ANYFUSE_OUT_OF_MEMORY;
+  for (int64_t i = 0; i < p.count; ++i) {
+    const Row row = list.at(i);
+    if (anyfuse_status status = check(row)) return status;
+    chunks.set(i, row.numel);
+  }
+  const anyfuse::CodebookLease map_m(p.qmap_m, true), map_v(p.qmap_v, false);
+  if (map_m.status()) return map_m.status();
+  if (map_v.status()) return map_v.status();
+  anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
+    const auto piece = chunks.at(i);
+    anyfuse::AdamWQuantStep step = prepare(p, list.at(piece.tensor));
+    step.map_m = map_m.get();
+    step.map_v = map_v.get();
+    kernel(step, piece.begin, std::min(piece.limit, step.row.numel));
+  });
+  return ANYFUSE_OK;
+}
+
+#endif

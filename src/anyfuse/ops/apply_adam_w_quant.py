@@ -1,0 +1,634 @@
+r"""AdamW whose moments are 8-bit codes, scaled block by block (document 000, `aclnnApplyAdamWQuant`).
+
+For each element, with step number t, in fp32, every operation rounded once, in this order:
+
+    c1 = 1 - beta1^t,  c2 = sqrt(1 - beta2^t),  step_size = -lr·c2/c1
+    g  = (grad·(1/grad_scale))·gnorm_scale
+    m  = qmap_m[m code]·absmax_m,  v = qmap_v[v code]·absmax_v           (absmax of the element's block)
+    m' = m·beta1 + g·(1 - beta1)
+    v' = v·beta2 + (g·g)·(1 - beta2)
+    var' = var·(1 - lr·weight_decay) + (m'·step_size)/(sqrt(v') + eps·c2)
+
+which is AdamW with the bias corrections moved into step_size and eps. Then for each block of `block_size` elements
+
+    absmax_m' = max|m'|,  absmax_v' = max|v'|
+    m code' = the code of m'/absmax_m' in qmap_m,  v code' = the code of v'/absmax_v' in qmap_v     (a block of 0: of 0)
+
+where the code is the nearest entry, the lower one in a tie (`formats.codebook.encode`), and m' never gets an entry of
+the other sign. Tensors of 16 bits are widened at the load and rounded once at the store. step_size, eps·c2, the decay
+factor and 1 - beta are computed in double and rounded once.
+
+`convention="device"` is the order of the NPU's kernel: t is one more than `step`, the attributes are rounded to fp32
+and all that is computed from them is fp32, and the decay comes last: var' = (var + ...)·(1 - lr·weight_decay), only
+where weight_decay > 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._opspec import BadCall, OpSpec, Sample, register
+from .._sampling import Draw
+from .._settings import convention_or_default, use_reference
+from ..formats import codebook
+from . import _dispatch as d
+
+SCHEMA = (
+    "apply_adam_w_quant_(Tensor(a!)[] var, Tensor[] grad, Tensor(b!)[] m, Tensor(c!)[] v, Tensor qmap_m, "
+    "Tensor qmap_v, Tensor(d!)[] absmax_m, Tensor(e!)[] absmax_v, Tensor[] step, float lr, float beta1, float beta2, "
+    "float weight_decay, float eps, float gnorm_scale, int block_size, str convention, bool skip_nonfinite, "
+    "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize) -> ()"
+)
+
+
+def apply_adam_w_quant_(
+    var: Tensor | Sequence[Tensor],
+    grad: Tensor | Sequence[Tensor],
+    m: Tensor | Sequence[Tensor],
+    v: Tensor | Sequence[Tensor],
+    qmap_m: Tensor,
+    qmap_v: Tensor,
+    absmax_m: Tensor | Sequence[Tensor],
+    absmax_v: Tensor | Sequence[Tensor],
+    step: int | Tensor | Sequence[int | Tensor],
+    *,
+    lr: float | Tensor,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    eps: float = 1e-8,
+    gnorm_scale: float = 1.0,
+    quant_mode: str | None = None,
+    block_size: int = 256,
+    convention: str | None = None,
+    skip_nonfinite: bool = False,
+    nonzero_v: bool = False,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    maximize: bool = False,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Steps parameters with AdamW whose moments are kept in 8 bits, in place and in one pass.
+
+    The mathematics is in this module's docstring. A NaN or an infinity in a gradient makes its block's absmax NaN or
+    infinite, and the block stays so; `skip_nonfinite` prevents it.
+
+    Args:
+        var: parameters; a tensor, or a list for many parameters in one native call; updated. float32, float16 or
+            bfloat16.
+        grad: gradients, of the parameters' shapes; any of the three dtypes each.
+        m, v: codes of the first and second moments, uint8, of the parameters' shapes; updated.
+        qmap_m, qmap_v: the values of the codes, (256,) float32, finite and ascending (`formats.create_codebook`); one
+            pair for the whole list.
+        absmax_m, absmax_v: the scale of each block, (ceil(numel/block_size),) float32; updated.
+        step: number of the step, 1 at the first (device: 0): an int, a one-element int64 tensor, or a list with one a
+            tensor.
+        lr, beta1, beta2, weight_decay, eps: numbers as in AdamW; lr may be a one-element float tensor.
+        gnorm_scale: gradients are multiplied by it (clipping by the norm).
+        quant_mode: None or "BLOCKWISE", which is the only one.
+        block_size: elements that share a scale: 64, 128, 256, 512, 1024 or 2048.
+        convention: "formula" (the document) or "device" (the order of the NPU's kernel); default `ANYFUSE_CONVENTION`.
+        skip_nonfinite: a block whose gradient holds a NaN or an infinity keeps its parameters and state.
+        nonzero_v: a second moment above 0 never gets the code of 0 but the smallest positive one. Otherwise a small one
+            beside large ones is lost, and when its gradient becomes 0 the next step divides by eps alone.
+        grad_scale: gradients are multiplied by fp32(1/grad_scale) first (a one-element tensor, as GradScaler has).
+        found_inf: a one-element tensor; when it is not 0 nothing changes.
+        maximize: turns the sign of the gradients.
+
+    Returns:
+        (var, m, v, absmax_m, absmax_v), the objects that were given.
+
+    Raises:
+        TypeError: a dtype or a kind of argument that is not accepted.
+        ValueError: shapes that differ, a block size, map, mode or step that is not accepted, in-place tensors that
+            share memory.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> from anyfuse.formats import create_codebook
+        >>> var, m, v = torch.ones(4), torch.zeros(4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
+        >>> maps = create_codebook("dynamic", signed=True), create_codebook("dynamic", signed=False)
+        >>> _ = anyfuse.apply_adam_w_quant_(
+        ...     var, torch.full((4,), 0.5), m, v, *maps, torch.zeros(1), torch.zeros(1), step=1, lr=0.1
+        ... )
+        >>> var, m
+        (tensor([0.9000, 0.9000, 0.9000, 0.9000]), tensor([255, 255, 255, 255], dtype=torch.uint8))
+    """
+    given = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
+    lists = {name: d.as_list(name, value, var, "var") for name, value in given.items()}
+    d.require(quant_mode in (None, "BLOCKWISE"), f"quant_mode is {quant_mode!r}; accepted: None, 'BLOCKWISE'")
+    codebook.check_block_size(block_size)
+    lr_tensor = lr if isinstance(lr, Tensor) else None
+    _op(
+        lists["var"],
+        lists["grad"],
+        lists["m"],
+        lists["v"],
+        qmap_m,
+        qmap_v,
+        lists["absmax_m"],
+        lists["absmax_v"],
+        d.step_list(step, len(lists["var"])),
+        0.0 if lr_tensor is not None else lr,
+        beta1,
+        beta2,
+        weight_decay,
+        eps,
+        gnorm_scale,
+        block_size,
+        convention_or_default(convention),
+        skip_nonfinite,
+        nonzero_v,
+        lr_tensor,
+        grad_scale,
+        found_inf,
+        maximize,
+    )
+    return var, m, v, absmax_m, absmax_v
+
+
+def check(
+    var: Sequence[Tensor],
+    grad: Sequence[Tensor],
+    m: Sequence[Tensor],
+    v: Sequence[Tensor],
+    qmap_m: Tensor,
+    qmap_v: Tensor,
+    absmax_m: Sequence[Tensor],
+    absmax_v: Sequence[Tensor],
+    step: Sequence[Tensor],
+    block_size: int,
+    lr: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    codebook.check_block_size(block_size)
+    d.check_tensor_lists({"var": var, "grad": grad}, d.FLOATS)
+    d.check_tensor_lists({"var": var, "m": m, "v": v}, (*d.FLOATS, torch.uint8))
+    for name, codes in (("m", m), ("v", v)):
+        for tensor in codes:
+            d.require_tensor(name, tensor, (torch.uint8,))
+    for name, scales in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
+        d.require(len(scales) == len(var), f"{name} has {len(scales)} tensors; accepted: {len(var)}, as many as var")
+        for tensor, of in zip(scales, var, strict=True):
+            d.require_tensor(name, tensor, (torch.float32,))
+            shape = (-(-of.numel() // block_size),)
+            d.require_shape(name, tensor, shape, f"one scale for each {block_size} elements of var")
+    for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
+        d.require_tensor(name, qmap, (torch.float32,))
+        d.require_shape(name, qmap, (256,), "a value for each code")
+    d.check_steps(step, len(var))
+    d.check_scalar("lr", lr)
+    d.check_scalar("grad_scale", grad_scale)
+    d.check_scalar("found_inf", found_inf)
+
+
+@lru_cache(maxsize=64)
+def _is_codebook(content: bytes) -> bool:
+    return codebook.is_codebook(torch.frombuffer(bytearray(content), dtype=torch.float32))
+
+
+def check_values(qmap_m: Tensor, qmap_v: Tensor, steps: Sequence[int], convention: str) -> None:
+    """Refuses maps and steps by their values; the maps are contiguous."""
+    for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
+        d.require(
+            _is_codebook(ctypes.string_at(qmap.data_ptr(), qmap.nbytes)),
+            f"{name} has entries that fall or are not finite; accepted: 256 finite values in ascending order",
+        )
+    first = 0 if convention == "device" else 1
+    d.require(min(steps, default=first) >= first, f"step is {min(steps, default=first)}; accepted: {first} and above")
+
+
+# ---- reference ----
+
+
+def reference(
+    var: Tensor,
+    grad: Tensor,
+    m: Tensor,
+    v: Tensor,
+    qmap_m: Tensor,
+    qmap_v: Tensor,
+    absmax_m: Tensor,
+    absmax_v: Tensor,
+    step: int,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    gnorm_scale: float,
+    block_size: int,
+    convention: str,
+    skip_nonfinite: bool,
+    nonzero_v: bool,
+    unscale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """One tensor's step, as new tensors (var, m, v, absmax_m, absmax_v). The definition of the numbers."""
+    b1, b2 = d.f32(beta1), d.f32(beta2)
+    if convention == "device":
+        rest1, rest2, step_size, eps_c2, decay = _device_numbers(step, lr, beta1, beta2, weight_decay, eps)
+    else:
+        rest1, rest2, step_size, eps_c2, decay = _formula_numbers(step, lr, beta1, beta2, weight_decay, eps)
+    g, p, m_codes, v_codes = (codebook.blocks_of(tensor, block_size) for tensor in (grad.float(), var.float(), m, v))
+    m_old, v_old = qmap_m[m_codes.long()] * absmax_m[:, None], qmap_v[v_codes.long()] * absmax_v[:, None]
+    inside = codebook.blocks_of(torch.ones(var.shape, dtype=torch.bool), block_size)
+
+    scaled = g * d.f32(unscale) * d.f32(gnorm_scale)
+    m_new = m_old * b1 + scaled * rest1
+    v_new = v_old * b2 + (scaled * scaled) * rest2
+    update = (m_new * step_size) / (d.correctly_rounded_sqrt(v_new) + eps_c2)
+    p_new = (p + update) * decay if convention == "device" else p * decay + update
+
+    m_new, v_new = (torch.where(inside, moment, 0.0) for moment in (m_new, v_new))
+    m_scale, v_scale = (moment.abs().amax(dim=1, keepdim=True) for moment in (m_new, v_new))
+    m_code = codebook.encode(m_new / torch.where(m_scale == 0, 1.0, m_scale), qmap_m, keep_sign=True)
+    v_code = codebook.encode(v_new / torch.where(v_scale == 0, 1.0, v_scale), qmap_v)
+    if nonzero_v:
+        v_code = codebook.avoid_zero(v_code, v_new, qmap_v)
+
+    keep = ~g.isfinite().all(dim=1, keepdim=True) if skip_nonfinite else torch.tensor(False)
+    p_new, m_code, v_code = (
+        torch.where(keep, old, new) for old, new in ((p, p_new), (m_codes, m_code), (v_codes, v_code))
+    )
+    m_scale, v_scale = (
+        torch.where(keep.view(-1), old, new.view(-1)) for old, new in ((absmax_m, m_scale), (absmax_v, v_scale))
+    )
+    p_new, m_code, v_code = (blocks.reshape(-1)[: var.numel()].view(var.shape) for blocks in (p_new, m_code, v_code))
+    return p_new.to(var.dtype), m_code.to(torch.uint8), v_code.to(torch.uint8), m_scale, v_scale
+
+
+def _formula_numbers(
+    step: int, lr: float, beta1: float, beta2: float, weight_decay: float, eps: float
+) -> tuple[float, float, float, float, float]:
+    """1 - beta1, 1 - beta2, -lr·c2/c1, eps·c2, 1 - lr·weight_decay: in double, each rounded once to fp32."""
+    c1 = 1.0 - d.power(beta1, step)
+    c2 = _square_root(1.0 - d.power(beta2, step))
+    return (
+        d.f32(1.0 - beta1),
+        d.f32(1.0 - beta2),
+        d.f32(_quotient(-lr * c2, c1)),
+        d.f32(eps * c2),
+        d.f32(1.0 - lr * weight_decay),
+    )
+
+
+def _device_numbers(
+    step: int, lr: float, beta1: float, beta2: float, weight_decay: float, eps: float
+) -> tuple[float, float, float, float, float]:
+    """The same in fp32 throughout: double holds the exact result of one fp32 operation well enough to round it once."""
+    lr, b1, b2, wd, eps = (d.f32(value) for value in (lr, beta1, beta2, weight_decay, eps))
+    t = d.f32(d.f32(step) + 1.0)
+    c1 = d.f32(1.0 - d.f32(d.power(b1, t)))
+    c2 = d.f32(_square_root(d.f32(1.0 - d.f32(d.power(b2, t)))))
+    return (
+        d.f32(1.0 - b1),
+        d.f32(1.0 - b2),
+        d.f32(_quotient(d.f32(-lr * c2), c1)),
+        d.f32(eps * c2),
+        d.f32(1.0 - d.f32(lr * wd)) if wd > 0 else 1.0,
+    )
+
+
+def _square_root(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
+def _quotient(a: float, b: float) -> float:
+    """a/b with the values of IEEE 754 where Python raises."""
+    if b != 0:
+        return a / b
+    return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+
+
+# ---- CPU ----
+
+
+class Row(_core.Struct, c_name="anyfuse_apply_adam_w_quant_row"):
+    _fields_ = [
+        ("numel", _core.i64),
+        ("grad", _core.pointer),
+        ("var", _core.pointer),
+        ("m", _core.pointer),
+        ("v", _core.pointer),
+        ("absmax_m", _core.pointer),
+        ("absmax_v", _core.pointer),
+        ("step", _core.i64),
+        ("grad_dtype", _core.i32),
+        ("var_dtype", _core.i32),
+    ]
+
+
+class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
+    _fields_ = [
+        ("size", _core.size),
+        ("row_size", _core.size),
+        ("rows", _core.pointer),
+        ("count", _core.i64),
+        ("qmap_m", _core.pointer),
+        ("qmap_v", _core.pointer),
+        ("block_size", _core.i64),
+        ("lr", _core.f64),
+        ("beta1", _core.f64),
+        ("beta2", _core.f64),
+        ("weight_decay", _core.f64),
+        ("eps", _core.f64),
+        ("gnorm_scale", _core.f64),
+        ("grad_scale", _core.f64),
+        ("convention", _core.i32),
+        ("maximize", _core.i32),
+        ("skip_nonfinite", _core.i32),
+        ("nonzero_v", _core.i32),
+        ("threads", _core.i32),
+        ("reserved", _core.i32),
+    ]
+
+
+_native = _core.function("apply_adam_w_quant", Params)
+number = d.NUMBERS
+
+
+def _cpu(
+    var: list[Tensor],
+    grad: list[Tensor],
+    m: list[Tensor],
+    v: list[Tensor],
+    qmap_m: Tensor,
+    qmap_v: Tensor,
+    absmax_m: list[Tensor],
+    absmax_v: list[Tensor],
+    step: list[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    gnorm_scale: float,
+    block_size: int,
+    convention: str,
+    skip_nonfinite: bool,
+    nonzero_v: bool,
+    lr_tensor: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    maximize: bool,
+) -> None:
+    check(
+        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, lr_tensor, grad_scale, found_inf
+    )  # fmt: skip
+    in_place = (("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v))
+    d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
+    qmap_m, qmap_v = d.contiguous((qmap_m, qmap_v))
+    steps = d.step_values(step, len(var))
+    check_values(qmap_m, qmap_v, steps, convention)
+    if found_inf is not None and float(found_inf) != 0.0:
+        return
+    lr = lr if lr_tensor is None else float(lr_tensor)
+    scale = 1.0 if grad_scale is None else float(grad_scale)
+    var_, m_, v_, absmax_m_, absmax_v_ = (d.contiguous(tensors) for _, tensors in in_place)
+    if use_reference():
+        for i, now in enumerate(steps):
+            results = reference(
+                var_[i], grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
+                lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, gnorm_scale=gnorm_scale,
+                block_size=block_size, convention=convention, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
+                unscale=_quotient(-1.0 if maximize else 1.0, scale),
+            )  # fmt: skip
+            d.assign((var_[i], m_[i], v_[i], absmax_m_[i], absmax_v_[i]), results)
+    else:
+        grad_ = d.contiguous(grad)  # kept until the call is over
+        rows = _core.array(
+            Row,
+            [
+                (
+                    p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), f.data_ptr(), now,
+                    number[g.dtype], number[p.dtype],
+                )
+                for g, p, a, b, e, f, now in zip(grad_, var_, m_, v_, absmax_m_, absmax_v_, steps, strict=True)
+            ],
+        )  # fmt: skip
+        _native(
+            Params(
+                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
+                qmap_m.data_ptr(), qmap_v.data_ptr(), block_size,
+                lr, beta1, beta2, weight_decay, eps, gnorm_scale, scale,
+                _core.CONVENTIONS[convention], maximize, skip_nonfinite, nonzero_v, torch.get_num_threads(), 0,
+            )
+        )  # fmt: skip
+    d.write_back((var, var_), (m, m_), (v, v_), (absmax_m, absmax_m_), (absmax_v, absmax_v_))
+
+
+def _fake(
+    var: list[Tensor],
+    grad: list[Tensor],
+    m: list[Tensor],
+    v: list[Tensor],
+    qmap_m: Tensor,
+    qmap_v: Tensor,
+    absmax_m: list[Tensor],
+    absmax_v: list[Tensor],
+    step: list[Tensor],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    gnorm_scale: float,
+    block_size: int,
+    convention: str,
+    skip_nonfinite: bool,
+    nonzero_v: bool,
+    lr_tensor: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    maximize: bool,
+) -> None:
+    check(
+        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, lr_tensor, grad_scale, found_inf
+    )  # fmt: skip
+
+
+_op = d.define(SCHEMA, _cpu, _fake)
+
+
+# ---- samples ----
+
+
+def _random_map(draw: Draw) -> Tensor:
+    """Maps that a table encodes, and maps that it cannot: dense, with equal entries, short of 1, one-sided."""
+    kind = draw.choice(("dynamic", "linear", "random", "equal", "dense", "short", "negative", "steps"))
+    if kind in ("dynamic", "linear"):
+        return codebook.create_codebook(kind, signed=draw.chance(0.5))
+    values = draw.normal((256,)) / 3.0
+    if kind == "equal":
+        values = (values * 8.0).round() / 8.0
+    elif kind == "dense":
+        values[:200] = values[0] * (1.0 + draw.normal((200,), scale=1e-6))
+    elif kind == "short":
+        values = values * draw.choice((1e-3, 1e-7, 1e-30))
+    elif kind == "negative":
+        values = -values.abs()
+    elif kind == "steps":
+        values = (values * 128.0).round() / 128.0 + draw.choice((0.0, 1e-4))
+    return values.sort().values
+
+
+def draw(draw: Draw) -> Sample:
+    dtype = draw.choice(d.FLOATS)
+    mixed = draw.chance(0.2)
+    block_size = draw.choice(codebook.BLOCK_SIZES)
+    lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v".split()}
+    count = draw.choice((1, 1, 1, 2, 5))
+    for _ in range(count):
+        shape = draw.shape()
+        blocks = -(-math.prod(shape) // block_size)
+        made = {
+            "var": draw.normal(shape, dtype),
+            "grad": draw.normal(shape, draw.choice(d.FLOATS) if mixed else dtype, draw.choice((1.0, 1e-3, 0.0))),
+            "m": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
+            "v": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
+            "absmax_m": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-6, 0.0)),
+            "absmax_v": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-12, 0.0)),
+        }
+        for name, tensor in made.items():
+            if tensor.is_floating_point() and draw.chance(0.1):
+                tensor = draw.special(tensor)
+            lists[name].append(draw.view(tensor, writable=name != "grad"))
+    one = count == 1 and draw.chance(0.8)
+    convention = draw.choice(("formula", "device"))
+    steps: list[Any] = [draw.choice((1, 2, 7, 1000, 10**6)) for _ in range(count)]
+    if draw.chance(0.5):
+        steps = [torch.tensor([value]) for value in steps]
+    lr = draw.choice((1e-3, 0.1, 1.0, 0.0))
+    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in lists.items()}
+    arguments |= {
+        "qmap_m": draw.view(_random_map(draw)),
+        "qmap_v": draw.view(_random_map(draw)),
+        "step": steps if not one and draw.chance(0.5) else steps[0],
+        "lr": torch.tensor([lr], dtype=torch.float64) if draw.chance(0.1) else lr,
+        "beta1": draw.choice((0.9, 0.5, 0.0)),
+        "beta2": draw.choice((0.999, 0.99, 0.9999)),
+        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
+        "eps": draw.choice((1e-8, 1e-3, 0.0)),
+        "gnorm_scale": draw.choice((1.0, 1.0, 0.37)),
+        "quant_mode": draw.choice((None, "BLOCKWISE")),
+        "block_size": block_size,
+        "convention": convention,
+        "skip_nonfinite": draw.chance(0.3),
+        "nonzero_v": draw.chance(0.3),
+        "maximize": draw.chance(0.2),
+        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
+        "found_inf": torch.tensor([float(draw.chance(0.3))]) if draw.chance(0.1) else None,
+    }
+    shapes = [tuple(tensor.shape) for tensor in lists["var"]]
+    return Sample(f"shapes={shapes} dtype={dtype} block_size={block_size}", arguments)
+
+
+def edges() -> Iterable[Sample]:
+    """Every size around a vector, a block and a piece of the parallel loop, and a list of all of them."""
+    source = Draw(0)
+    sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
+    maps = {f"qmap_{x}": codebook.create_codebook("dynamic", signed=x == "m") for x in "mv"}
+    for dtype in d.FLOATS:
+        for block_size in (64, 256, 2048):
+            lists = {
+                "var": [source.normal((size,), dtype) for size in sizes],
+                "grad": [source.normal((size,), dtype) for size in sizes],
+                "m": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
+                "v": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
+                "absmax_m": [source.normal((-(-size // block_size),)).abs() for size in sizes],
+                "absmax_v": [source.normal((-(-size // block_size),)).abs() for size in sizes],
+            }
+            common = {**maps, "lr": 1e-3, "weight_decay": 0.01, "block_size": block_size}
+            label = f"{dtype}, blocks of {block_size}"
+            yield Sample(f"{label}, list", {**lists, **common, "step": list(range(1, len(sizes) + 1))})
+        largest = {name: group[-1] for name, group in lists.items()}
+        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3})
+
+
+def bad_calls() -> Iterable[BadCall]:
+    def call(**changes: Any) -> dict[str, Any]:
+        tensors = {
+            "var": torch.ones(3, 100),
+            "grad": torch.ones(3, 100),
+            "m": torch.zeros(3, 100, dtype=torch.uint8),
+            "v": torch.zeros(3, 100, dtype=torch.uint8),
+            "qmap_m": codebook.create_codebook("linear"),
+            "qmap_v": codebook.create_codebook("linear", signed=False),
+            "absmax_m": torch.ones(2),
+            "absmax_v": torch.ones(2),
+        }
+        return {**tensors, "step": 1, "lr": 0.1, **changes}
+
+    for name in ("var", "grad"):
+        for dtype in (torch.float64, torch.int8):
+            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
+    for name in ("m", "v"):
+        for dtype in (torch.float32, torch.int8):
+            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
+        turned = torch.zeros(100, 3, dtype=torch.uint8)
+        yield BadCall(f"{name} of another shape", call(**{name: turned}), ValueError, name)
+    yield BadCall("grad of another shape", call(grad=torch.ones(100, 3)), ValueError, "grad")
+    for name in ("absmax_m", "absmax_v"):
+        yield BadCall(f"{name} of float16", call(**{name: torch.ones(2, dtype=torch.float16)}), TypeError, name)
+        for shape in ((1,), (3,), (2, 1)):
+            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.ones(shape)}), ValueError, name)
+    for name in ("qmap_m", "qmap_v"):
+        linear = codebook.create_codebook("linear")
+        yield BadCall(f"{name} of float64", call(**{name: linear.double()}), TypeError, name)
+        for shape in ((255,), (1, 256)):
+            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.zeros(shape)}), ValueError, name)
+        yield BadCall(f"{name} falling", call(**{name: linear.flip(0)}), ValueError, name)
+        for value in (float("nan"), float("inf")):
+            odd = linear.clone()
+            odd[-1] = value
+            yield BadCall(f"{name} with {value}", call(**{name: odd}), ValueError, name)
+    for name in ("grad", "m", "v", "absmax_m", "absmax_v"):
+        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
+        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 100)]}), TypeError, name)
+    lists = {
+        name: [value] for name, value in call().items() if isinstance(value, Tensor) and not name.startswith("qmap")
+    }
+    yield BadCall("lists of different lengths", call(**{**lists, "v": lists["v"] * 2}), ValueError, "v")
+    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
+    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
+    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
+    yield BadCall("step 0", call(step=0, convention="formula"), ValueError, "step")
+    yield BadCall("step -1 on the device", call(step=-1, convention="device"), ValueError, "step")
+    for size in (0, -1, 3, 32, 4096, 2**64, "256", 256.0):
+        yield BadCall(f"block_size {size!r}", call(block_size=size), ValueError, "block_size")
+    yield BadCall("quant_mode", call(quant_mode="TENSORWISE"), ValueError, "quant_mode")
+    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+    yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
+    yield BadCall("grad_scale of int64", call(grad_scale=torch.tensor([2])), TypeError, "grad_scale")
+    yield BadCall("found_inf of two elements", call(found_inf=torch.ones(2)), ValueError, "found_inf")
+    codes, scales, floats = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
+    yield BadCall("m is v", call(m=codes, v=codes), ValueError, "shares memory")
+    yield BadCall("absmax_m is absmax_v", call(absmax_m=scales, absmax_v=scales), ValueError, "shares memory")
+    yield BadCall("grad is var", call(grad=floats, var=floats), ValueError, "shares memory")
+    yield BadCall("expanded m", call(m=torch.zeros(1, 100, dtype=torch.uint8).expand(3, 100)), ValueError, "m has")
+
+
+register(
+    OpSpec(
+        name="apply_adam_w_quant",
+        function=apply_adam_w_quant_,
+        schema=SCHEMA,
+        document="000",
+        summary="AdamW with 8-bit moments, scaled block by block",
+        in_place=("var", "m", "v", "absmax_m", "absmax_v"),
+        outputs=("var", "m", "v", "absmax_m", "absmax_v"),
+        draw=draw,
+        edges=edges,
+        bad_calls=bad_calls,
+    )
+)
