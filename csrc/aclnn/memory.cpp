@@ -115,7 +115,7 @@ struct Rectangle {
 };
 
 aclError check_copy(const char *function, const Rectangle &r, aclrtMemcpyKind kind) {
-  Sides sides;
+  Sides sides = {};
   ANYFUSE_TRY(sides_of(function, kind, &sides));
   if (r.width > r.dpitch || r.width > r.spitch)
     return fail(ACL_ERROR_RT_PARAM_INVALID, "%s: width is %zu; accepted: at most dpitch %zu and spitch %zu", function,

@@ -198,6 +198,7 @@ int64_t product(const std::vector<int64_t> &dims) {
 int64_t Tensor::numel() const { return product(shape); }
 
 bool Tensor::is_contiguous() const {
+  if (numel() == 0) return true;
   int64_t expected = 1;
   for (size_t i = shape.size(); i-- > 0;) {
     if (shape[i] != 1 && strides[i] != expected) return false;

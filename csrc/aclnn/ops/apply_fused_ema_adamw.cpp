@@ -25,6 +25,7 @@ aclnnStatus check(const Call &call, int64_t mode) {
                   static_cast<long long>(mode));
   if (call.settings().soc != kAny) ANYFUSE_TRY(require_rank(call, kGrad, 1, 8));
   ANYFUSE_TRY(require_same_shape(call, {kGrad, kVar, kM, kV, kS}));
+  if (call.settings().soc != kAny) return require_shape(call, kStep, {1}, "the number of the step");
   return require_numel(call, kStep, 1, "the number of the step");
 }
 
