@@ -103,10 +103,17 @@ aclnnStatus describe(const char *function, const Description &d, Tensor *out) {
 }
 
 // Getters hand out arrays that C++ programs release with delete[] and C programs with free. A C++ program has its own
-// operator new[] in the process; taking that one keeps the pair matched for memory checkers too.
+// operator new[] in the process; taking that one keeps the pair matched for memory checkers too. (A checker alone
+// brings operator new[] into a C program, but not the rest of the C++ library.)
+using New = void *(*)(size_t);
+
+New operator_new_of_process() {
+  void *const of_cpp = dlsym(RTLD_DEFAULT, "_ZSt9terminatev");
+  return of_cpp == nullptr ? nullptr : reinterpret_cast<New>(dlsym(RTLD_DEFAULT, "_Znam"));
+}
+
 int64_t *array_for_caller(const std::vector<int64_t> &values) {
-  using New = void *(*)(size_t);
-  static const New process_new = reinterpret_cast<New>(dlsym(RTLD_DEFAULT, "_Znam"));
+  static const New process_new = operator_new_of_process();
   const size_t bytes = std::max<size_t>(values.size(), 1) * sizeof(int64_t);
   void *memory = process_new != nullptr ? process_new(bytes) : std::malloc(bytes);
   if (memory != nullptr && !values.empty()) std::memcpy(memory, values.data(), values.size() * sizeof(int64_t));

@@ -4,6 +4,7 @@
 #include <aclnn/acl_meta.h>
 #include <aclnn/aclnn_base.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-inline int &failures() {
-  static int count = 0;
+inline std::atomic<int> &failures() {
+  static std::atomic<int> count{0};
   return count;
 }
 
