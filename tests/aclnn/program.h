@@ -33,7 +33,7 @@ inline void report(bool good, const char *file, int line, const std::string &wha
 #define CHECK_OK(expression) CHECK_CODE(0, expression)
 
 inline int finish(const char *name) {
-  std::printf("%s: %d failed\n", name, failures());
+  std::printf("%s: %d failed\n", name, failures().load());
   return failures() == 0 ? 0 : 1;
 }
 
