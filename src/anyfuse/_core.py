@@ -163,6 +163,12 @@ def current_target() -> str:
     return targets()[_library.anyfuse_target_current()]
 
 
+def operator_target(name: str) -> str:
+    """The instruction set that an operator with a known-answer check runs on: the one in use, or the best one below it
+    whose kernel answers right."""
+    return targets()[getattr(_library, f"anyfuse_{name}_target")()]
+
+
 def set_target(name: str | None) -> None:
     """Chooses an instruction set by name; None chooses the best one. RuntimeError if this CPU cannot run it."""
     if _library.anyfuse_target_set((name or "").encode()):

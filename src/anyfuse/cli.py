@@ -19,6 +19,7 @@ from . import _core
 from ._console import Json, print_json, table
 from ._soc import PRODUCTS, limits_on
 from .bench.command import bench
+from .demo.command import demo
 from .verify.command import cases_app, verify
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 
 app.command()(verify)
+app.command()(demo)
 app.add_typer(cases_app, name="case")
 
 
@@ -53,6 +55,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "thread_pool": _core.thread_pool(),
         "target": _core.current_target(),
+        "matmul_target": _core.operator_target("quant_matmul_dequant"),
         "targets_available": _core.available_targets(),
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],

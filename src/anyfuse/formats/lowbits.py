@@ -89,7 +89,7 @@ def cast_float8(x: Tensor, dtype: torch.dtype) -> Tensor:
     _require_float("x", x)
     if dtype not in FLOAT8:
         raise TypeError(f"dtype is {dtype}; accepted: torch.float8_e4m3fn, torch.float8_e5m2")
-    magnitude = x.float().abs()
+    magnitude = x.float().abs().contiguous()
     midpoints = torch.tensor(_float8_midpoints(dtype), device=x.device)
     # Codes of positive values count upwards: a value's code is the number of midpoints below it, or at it.
     below, at_or_below = (torch.bucketize(magnitude, midpoints, right=right) for right in (False, True))
@@ -138,7 +138,7 @@ def encode_hifloat8(x: Tensor) -> Tensor:
     """
     _require_float("x", x)
     codes, midpoints = (torch.tensor(table, device=x.device) for table in _hifloat8_order())
-    magnitude = x.float().abs()
+    magnitude = x.float().abs().contiguous()
     rank = torch.bucketize(magnitude, midpoints, right=True)
     code = codes[rank] | ((torch.signbit(x.float()) & (rank > 0)).to(torch.int64) << 7)
     return torch.where(magnitude.isnan(), 0x80, code).to(torch.uint8)

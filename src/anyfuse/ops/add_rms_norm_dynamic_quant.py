@@ -32,16 +32,17 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
 from . import _dispatch as d
 
@@ -71,6 +72,28 @@ CARRIERS = {
     "float8_e5m2": torch.float8_e5m2,
     "hifloat8": torch.uint8,
 }
+
+
+def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
+    return Limits(
+        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
+        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
+        ranks={"x1": (2, 8)},
+        positive=("epsilon",),
+        values={} if masks else {"output_mask": (None,)},
+    )
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+PROFILES = Profiles(
+    "add_rms_norm_dynamic_quant",
+    {
+        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
+        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
+        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
+    },
+)
 
 
 def add_rms_norm_dynamic_quant(
@@ -130,6 +153,8 @@ def add_rms_norm_dynamic_quant(
     if not isinstance(epsilon, (float, int, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"epsilon is a {type(epsilon).__name__}; accepted: a number")
     output1, output2 = produced(output_mask, smooth_scale1 is not None, smooth_scale2 is not None)
+    if output_mask and restricted():
+        PROFILES.check(output_mask=tuple(output_mask))
     return _op(
         x1,
         x2,
@@ -180,6 +205,7 @@ def check(
     smooth_scale2: Tensor | None,
     beta: Tensor | None,
     epsilon: float,
+    outputs: tuple[bool, bool],
     y_dtype: str,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
@@ -200,6 +226,12 @@ def check(
     d.require(epsilon >= 0, f"epsilon is {epsilon}; accepted: 0 or more")
     if y_dtype == "int4":
         d.require(cols % 2 == 0, f"x1 has shape {tuple(x1.shape)}; accepted for int4: an even last dimension")
+    if restricted():
+        unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
+        PROFILES.check(
+            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
+            epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
+        )  # fmt: skip
 
 
 # ---- reference ----
@@ -219,16 +251,16 @@ def reference(
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
-    x = x1.float() + x2.float()
+    x = d.real(x1) + d.real(x2)
     mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
     r = torch.ones(()) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
-    norm = (x * r.unsqueeze(-1)) * gamma.float()
+    norm = (x * r.unsqueeze(-1)) * d.real(gamma)
     if beta is not None:
-        norm = norm + beta.float()
+        norm = norm + d.real(beta)
     branches = []
     for wanted, smooth in zip(outputs, (smooth_scale1, smooth_scale2), strict=True):
         if wanted:
-            value = norm if smooth is None else norm * smooth.float()
+            value = norm if smooth is None else norm * d.real(smooth)
             branches.append(quantize(value, y_dtype, convention))
         else:
             branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0)))
@@ -239,9 +271,9 @@ def reference(
 def lane_sum(values: Tensor) -> Tensor:
     """The sum along the last dimension in the contract's order: 64 lanes, then halves onto halves."""
     chunks = -(-values.shape[-1] // 64)
-    padded = torch.zeros(*values.shape[:-1], chunks * 64)
+    padded = values.new_zeros(*values.shape[:-1], chunks * 64)
     padded[..., : values.shape[-1]] = values
-    lanes = torch.zeros(*values.shape[:-1], 64)
+    lanes = values.new_zeros(*values.shape[:-1], 64)
     for chunk in range(chunks):
         lanes = lanes + padded[..., chunk * 64 : chunk * 64 + 64]
     while lanes.shape[-1] > 1:
@@ -252,7 +284,7 @@ def lane_sum(values: Tensor) -> Tensor:
 
 def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Tensor]:
     """Codes of each row, and its scale."""
-    absmax = values.abs().amax(-1) if values.shape[-1] else torch.zeros(values.shape[:-1])
+    absmax = values.abs().amax(-1) if values.shape[-1] else values.new_zeros(values.shape[:-1])
     largest = torch.full_like(absmax, LARGEST[y_dtype])
     if convention == "device":
         factor = largest / absmax
@@ -262,14 +294,14 @@ def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Ten
         scale = absmax / largest
         quotient = values / scale.unsqueeze(-1)
     quotient = torch.where((scale == 0).unsqueeze(-1), torch.zeros(()), quotient)
-    return encode(quotient, y_dtype), scale
+    return encode(quotient, y_dtype), scale.float()
 
 
 def encode(quotient: Tensor, y_dtype: str) -> Tensor:
     if y_dtype == "hifloat8":
-        return encode_hifloat8(quotient)
+        return encode_hifloat8(quotient.float())
     if y_dtype not in ("int8", "int4"):
-        return cast_float8(quotient, CARRIERS[y_dtype])
+        return cast_float8(quotient.float(), CARRIERS[y_dtype])
     integers = quotient.round().clamp(-LARGEST[y_dtype], LARGEST[y_dtype])
     codes = torch.where(integers.isnan(), torch.zeros(()), integers).to(torch.int8)
     return pack_int4(codes) if y_dtype == "int4" else codes
@@ -336,7 +368,7 @@ def _cpu(
     y_dtype: str,
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype)
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
     if use_reference():
         return reference(
             x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
@@ -382,7 +414,7 @@ def _fake(
     y_dtype: str,
     convention: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype)
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
     return _outputs(x1, output1, output2, y_dtype)
 
 
@@ -444,6 +476,20 @@ def draw(draw: Draw) -> Sample:
     arguments["convention"] = draw.choice(("formula", "device"))
     given = [name for name in arguments if name not in ("x1", "x2")]
     return Sample(f"shape={shape} dtype={dtype} y_dtype={y_dtype} {given}", arguments)
+
+
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    d.require(len(shape) > 0, "shape is (); accepted: at least one size")
+    rows = {name: draw.normal(shape, dtype) for name in ("x1", "x2")}
+    weights = {name: draw.normal(shape[-1:], dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
+    return {**rows, **weights}
+
+
+def case_encodings(attributes: Mapping[str, Any]) -> dict[str, str]:
+    y_dtype = attributes["y_dtype"]
+    return dict.fromkeys(("y1", "y2"), y_dtype) if isinstance(y_dtype, str) else {}
 
 
 def edges() -> Iterable[Sample]:
@@ -530,5 +576,12 @@ register(
         draw=draw,
         bad_calls=bad_calls,
         edges=edges,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(64, 512),
+            dtypes=(torch.float16, torch.bfloat16, torch.float32),
+            encodings=case_encodings,
+        ),
+        profiles=PROFILES,
     )
 )

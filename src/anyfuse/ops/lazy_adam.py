@@ -1,29 +1,33 @@
 r"""Adam for the rows of a table that a step names (document 004, LazyAdam of Rec SDK).
 
-The gradient holds n rows, `indices` the row of the table that each belongs to. Negative ids are skipped; the rows of one
-id are summed first, in fp32, in order of appearance, the sum starting from the first. Then, for each row j that was named,
-with its gradient g, in fp32, every operation rounded once, in this order:
+The gradient holds n rows, `indices` the row of the table that each belongs to. Negative ids are skipped; the rows of
+one id are summed first, in fp32, in order of appearance, the sum starting from the first. Then, for each row j that was
+named, with its gradient g, in fp32, every operation rounded once, in this order:
 
     m'   = m[j]·beta1 + g·(1 - beta1)
     v'   = |v[j]·beta2 + (g·g)·(1 - beta2)|
     var' = var[j] + (m'·(-lr)) / (sqrt(v') + epsilon)
 
-lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named are
-neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
+lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named
+are neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
+
+Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536), and at least 16 KiB; nothing
+with `assume_unique`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Preset, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
 
 SCHEMA = (
@@ -33,6 +37,17 @@ SCHEMA = (
 
 INDICES = (torch.int32, torch.int64)
 STATE = (torch.float32,)
+SMALLEST_EPSILON = d.f32(1e-8)
+
+PROFILES = Profiles(
+    "lazy_adam",
+    {
+        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
+            dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
+            multiples={"dim": 8},
+        )
+    },
+)
 
 
 def lazy_adam_(
@@ -59,16 +74,17 @@ def lazy_adam_(
         indices: the row of the table for each row of the gradient, (n,) or (n, 1), int32 or int64. Negative ones are
             skipped, equal ones summed.
         m, v: first and second moments, (rows, dim), float32; updated.
-        var: the table, (rows, dim), float32, float16 or bfloat16; updated. Tables of a list may differ in shape and dtype.
+        var: the table, (rows, dim), float32, float16 or bfloat16; updated. Tables of a list may differ in shape and
+            dtype.
         lr: step size with the bias correction in it: a number, a one-element float tensor, or a list with one for each
             table.
         beta1, beta2: decay of the moments.
         epsilon: added to the square root of v; its magnitude is at least 1e-8.
-        assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If they
-            are not, their rows hold one of the updates, some of each, or one after the other; every other row is right,
-            and no other memory is touched.
-        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it); default
-            `ANYFUSE_CONVENTION`.
+        assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
+            they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
+            right, and no other memory is touched.
+        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
+            default `ANYFUSE_CONVENTION`.
 
     Returns:
         (m, v, var), the objects that were given.
@@ -122,7 +138,7 @@ def check(
     epsilon: float,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
-    d.require(abs(d.f32(epsilon)) >= d.f32(1e-8), f"epsilon is {epsilon}; accepted: a magnitude of at least 1e-8")
+    d.require(abs(d.f32(epsilon)) >= SMALLEST_EPSILON, f"epsilon is {epsilon}; accepted: a magnitude of at least 1e-8")
     for name, tensors in (("gradient", gradient), ("indices", indices), ("m", m), ("v", v)):
         d.require(len(tensors) == len(var), f"{name} has {len(tensors)} tensors; accepted: {len(var)}, as many as var")
     for g, ids, m_, v_, table in zip(gradient, indices, m, v, var, strict=True):
@@ -139,6 +155,8 @@ def check(
     d.require(len(lr) in (1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
     for value in lr:
         d.check_scalar("lr", value)
+    if restricted():
+        PROFILES.check(gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var])
 
 
 def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
@@ -153,10 +171,10 @@ def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
 
 
 def sum_by_id(gradient: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct ids that are not negative, ascending, and the fp32 sum of each one's gradients."""
+    """The distinct ids that are not negative, ascending, and the sum of each one's gradients."""
     kept = indices >= 0
     ids, order = indices[kept].sort(stable=True)
-    rows = gradient[kept][order].float()
+    rows = d.real(gradient[kept][order])
     ids, counts = ids.unique_consecutive(return_counts=True)
     first = counts.cumsum(0) - counts
     total = rows[first]
@@ -182,10 +200,10 @@ def reference(
     """One table's step, as new tensors (m, v, var). The definition of the operator's numbers."""
     rest1, rest2 = (d.f32(1.0 - (d.f32(x) if convention == "device" else x)) for x in (beta1, beta2))
     ids, g = sum_by_id(gradient, indices.flatten())
-    m_new = m[ids] * d.f32(beta1) + g * rest1
-    v_new = (v[ids] * d.f32(beta2) + (g * g) * rest2).abs()
+    m_new = d.real(m[ids]) * d.f32(beta1) + g * rest1
+    v_new = (d.real(v[ids]) * d.f32(beta2) + (g * g) * rest2).abs()
     step = (m_new * -d.f32(lr)) / (d.correctly_rounded_sqrt(v_new) + d.f32(epsilon))
-    var_new = var[ids].float() + step
+    var_new = d.real(var[ids]) + step
     results = m.clone(), v.clone(), var.clone()
     for result, rows in zip(results, (m_new, v_new, var_new), strict=True):
         result[ids] = rows.to(result.dtype)
@@ -293,23 +311,24 @@ def _run(
     convention: str,
 ) -> None:
     gradient_, indices_ = d.contiguous(gradient), d.contiguous(indices)  # kept until the call is over
-    tables = list(zip(m, v, var, strict=True))
+    tables: list[Sequence[Tensor]] = list(zip(m, v, var, strict=True))
     excerpts = []
     for i, table in enumerate(tables):
         if not all(tensor.is_contiguous() for tensor in table):
             check_ids(indices, var)
             excerpt = _Excerpt(indices_[i], *table)
             excerpts.append(excerpt)
-            indices_[i], tables[i] = excerpt.indices, tuple(excerpt.rows)
-    rows = (Row * len(tables))(
-        *(
+            indices_[i], tables[i] = excerpt.indices, excerpt.rows
+    rows = _core.array(
+        Row,
+        [
             (
                 ids.shape[0], p.shape[0], p.shape[1],
                 g.data_ptr(), ids.data_ptr(), a.data_ptr(), b.data_ptr(), p.data_ptr(), lr_,
                 number[g.dtype], number[ids.dtype], number[p.dtype], 0,
             )
             for g, ids, (a, b, p), lr_ in zip(gradient_, indices_, tables, lr, strict=True)
-        )
+        ],
     )  # fmt: skip
     try:
         _native(
@@ -417,6 +436,69 @@ def draw(draw: Draw) -> Sample:
     return Sample(f"(n, rows, dim)={shapes} assume_unique={unique}", arguments)
 
 
+def edges() -> Iterable[Sample]:
+    """Every width around a vector, in one list; then sizes that several threads sort and step."""
+    source = Draw(0)
+
+    def table(n: int, rows: int, dim: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        state = {"m": source.normal((rows, dim)), "v": source.normal((rows, dim)).abs()}
+        return {
+            "gradient": source.normal((n, dim), dtype),
+            "indices": ids,
+            **state,
+            "var": source.normal((rows, dim), dtype),
+        }
+
+    def ids(n: int, rows: int) -> Tensor:
+        return torch.from_numpy(source.rng.integers(-1, rows, n))
+
+    for dtype in d.FLOATS:
+        tables = [table(40, 30, dim, ids(40, 30), dtype) for dim in DIMS]
+        yield Sample(f"{dtype}, list", {**{name: [t[name] for t in tables] for name in tables[0]}, "lr": 0.1})
+    for n in (1, 15, 16, 17, 2047, 2048, 4095, 4096, 4097):
+        yield Sample(f"{n} ids in 5000 rows", {**table(n, 5000, 5, ids(n, 5000)), "lr": 0.1})
+    yield Sample("7 ids, 20000 times", {**table(20_000, 100, 8, torch.arange(20_000) % 7), "lr": 0.1})
+    yield Sample("one id of 2000, 64 wide", {**table(2000, 3, 64, torch.full((2000,), 1)), "lr": 0.1})
+    sizes = ((9000, 5000, 16), (0, 10, 64), (20_000, 100_000, 3), (300, 70, 257), (5, 2, 0))
+    mixed = [table(n, rows, dim, ids(n, rows)) for n, rows, dim in sizes]
+    yield Sample("large and small tables", {**{name: [t[name] for t in mixed] for name in mixed[0]}, "lr": 0.1})
+    distinct = torch.from_numpy(source.rng.permutation(40_000)[:20_000]).int()
+    yield Sample(
+        "distinct ids, not looked for", {**table(20_000, 40_000, 9, distinct), "lr": 0.1, "assume_unique": True}
+    )
+    yield Sample("20000 ids in 40000 rows", {**table(20_000, 40_000, 9, ids(20_000, 40_000)), "lr": 0.1})
+
+
+def case_inputs(
+    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Distinct ids in random order while there are rows enough, else repeated ones."""
+    rows, dim, n = sizes
+    ids = draw.rng.permutation(rows)[:n] if n <= rows else draw.rng.integers(0, max(rows, 1), n)
+    m = draw.normal((rows, dim))
+    return {
+        "gradient": draw.normal((n, dim), dtype),
+        "indices": torch.from_numpy(ids).int().unsqueeze(1),
+        "m": m,
+        "v": m.square() + draw.normal((rows, dim), scale=0.1).abs(),
+        "var": draw.normal((rows, dim), dtype),
+        "lr": torch.tensor([0.001]),
+    }
+
+
+OFFICIAL = Preset(
+    summary="the single-operator case of Rec SDK: 564 096 of 2 000 000 rows of 32",
+    sizes=(2_000_000, 32, 564_096),
+    attributes={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7, "convention": "device"},
+    inputs={
+        "gradient": "gradient", "indices": "indices", "m": "inputM", "v": "inputV", "var": "inputVar",
+        "lr": "learningRate",
+    },
+    outputs={"m": "outputM", "v": "outputV", "var": "outputVar"},
+    goldens={"m": "goldenOutputM", "v": "goldenOutputV", "var": "goldenOutputVar"},
+)  # fmt: skip
+
+
 def bad_calls() -> Iterable[BadCall]:
     def call(**changes: Any) -> dict[str, Any]:
         tensors = {name: torch.ones(3, 4) for name in "m v var".split()}
@@ -479,6 +561,15 @@ register(
         in_place=("m", "v", "var"),
         outputs=("m", "v", "var"),
         draw=draw,
+        edges=edges,
         bad_calls=bad_calls,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(1000, 32, 100),
+            dtypes=d.FLOATS,
+            axes=("rows", "dim", "n"),
+            presets={"official": OFFICIAL},
+        ),
+        profiles=PROFILES,
     )
 )
