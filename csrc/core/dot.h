@@ -58,7 +58,7 @@ ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
 ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(w, c));
 }
-// GCC otherwise moves all products in front of the sums and spills the sums: measured 2.4 times slower.
+// GCC may otherwise move all products in front of the sums and spill the sums: measured 2.4 times slower.
 #define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+x"(sum))
 
 #elif defined(__SSE2__)
@@ -95,7 +95,8 @@ ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
   return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vdotq_s32(sum, w, c); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+w"(sum))
+// "memory": GCC otherwise loads the codes of all rows first, and a sum is spilled for want of a register.
+#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
 
 #elif defined(ANYFUSE_TARGET_IS_neon)
 
@@ -113,7 +114,7 @@ ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
   return vreinterpret_s8_s32(vdup_n_s32(four));
 }
 ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vpadalq_s16(sum, vmull_s8(w, c)); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+w"(sum))
+#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
 
 #else
 
@@ -141,28 +142,52 @@ constexpr int kDotPanelVectors = kDotPanel / kDotColumns;     // sum vectors of 
 constexpr int kDotPanelLanes = kDotPanelVectors * kDotLanes;  // int32 of a panel, for one row
 static_assert(sizeof(DotSum) == kDotLanes * sizeof(int32_t), "a sum vector is its lanes");
 
-// Sum vectors side by side in one tile: with few rows more of them, so that the registers are used and a narrow target
-// reads whole lines of weights; with many rows as many as leave the sums in registers.
+// Sum vectors side by side in one tile: with few rows more of them, so that a narrow target reads whole lines of
+// weights; with many rows as many as leave the sums in registers.
 #if defined(ANYFUSE_TARGET_IS_avx512) || defined(ANYFUSE_TARGET_IS_neon_dot)
 constexpr int dot_vectors(int) { return 4; }
 #elif defined(ANYFUSE_TARGET_IS_neon)
 constexpr int dot_vectors(int rows) { return rows <= 3 ? 8 : 4; }
 #else
-constexpr int dot_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int dot_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 #endif
 
-// sums[row][vector] (+)= codes · weights over `steps` steps. `sums` of one row are `sum_stride` int32 after the row
-// before; `weights` of the panel to the right are `panel_bytes` further on.
+// One tile of codes against panels of weights.
+struct DotWork {
+  const dot_code *codes;
+  const int8_t *weights;  // the panel to the right is panel_bytes further on
+  int64_t panel_bytes;
+  int panels;
+  int64_t steps;
+  int32_t *sums;       // of all panels of a row side by side
+  int64_t sum_stride;  // from row to row
+  bool add;            // to what is in sums
+  // Weights that will be needed next: each product fetches a piece from memory, so that reading and computing overlap.
+  const int8_t *ahead;
+  int ahead_panels;
+};
+
+// sums[row][vector] (+)= codes · weights. `panel` and `vector` are where the tile begins.
 template <int rows, int vectors>
-static __attribute__((noinline)) void dot_tile(const dot_code *codes, const int8_t *weights, int64_t panel_bytes,
-                                               int64_t steps, int32_t *sums, int64_t sum_stride, bool add) {
+static __attribute__((noinline)) void dot_tile(DotWork &work, int panel, int vector) {
+  constexpr int kAheadLines = vectors * kDotColumns >= 4 * kDotPanel ? 2 : 1;
+  const dot_code *codes = work.codes;
+  const int8_t *weights = work.weights + panel * work.panel_bytes + vector * (kDotColumns * kDotDepth);
+  const int64_t panel_bytes = work.panel_bytes, steps = work.steps;
+  const int8_t *ahead[kAheadLines];
+  for (int i = 0; i < kAheadLines; ++i) {
+    ahead[i] = work.ahead_panels > 0 ? work.ahead : weights;
+    work.ahead += panel_bytes;
+    --work.ahead_panels;
+  }
+  int32_t *sums = work.sums + panel * kDotPanelLanes + vector * kDotLanes;
   DotSum sum[rows][vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
       sum[r][v] = DotSum{};
-      if (add) memcpy(&sum[r][v], sums + r * sum_stride + v * kDotLanes, sizeof(DotSum));
+      if (work.add) memcpy(&sum[r][v], sums + r * work.sum_stride + v * kDotLanes, sizeof(DotSum));
     }
   for (int64_t step = 0; step < steps; ++step) {
     DotWeights w[vectors];
@@ -170,6 +195,8 @@ static __attribute__((noinline)) void dot_tile(const dot_code *codes, const int8
     for (int v = 0; v < vectors; ++v)
       w[v] =
           dot_weights(weights + v / kDotPanelVectors * panel_bytes + v % kDotPanelVectors * (kDotColumns * kDotDepth));
+#pragma GCC unroll 8
+    for (int i = 0; i < kAheadLines; ++i) __builtin_prefetch(ahead[i] + step * kDotLine, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       const DotCodes c = dot_codes(codes + r * kDotDepth);
@@ -181,49 +208,45 @@ static __attribute__((noinline)) void dot_tile(const dot_code *codes, const int8
     codes += rows * kDotDepth;
     weights += kDotLine;
   }
-#if defined(ANYFUSE_INJECT_DOT_MISMATCH)
+#if defined(ANYFUSE_INJECT_DOT_MISMATCH)  // for the test of what happens when a kernel is wrong
   sum[0][0] = dot_add(sum[0][0], dot_weights(weights - kDotLine), dot_codes(codes - kDotDepth));
 #endif
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) memcpy(sums + r * sum_stride + v * kDotLanes, &sum[r][v], sizeof(DotSum));
+    for (int v = 0; v < vectors; ++v) memcpy(sums + r * work.sum_stride + v * kDotLanes, &sum[r][v], sizeof(DotSum));
 }
 
 template <int rows>
-ANYFUSE_INLINE void dot_row_of_tiles(const dot_code *codes, const int8_t *weights, int64_t panel_bytes, int panels,
-                                     int64_t steps, int32_t *sums, int64_t sum_stride, bool add) {
+ANYFUSE_INLINE void dot_row_of_tiles(DotWork &work) {
   constexpr int vectors = dot_vectors(rows);
   if constexpr (vectors <= kDotPanelVectors) {  // a panel is one tile or more
-    for (int v = 0; v < panels * kDotPanelVectors; v += vectors)
-      dot_tile<rows, vectors>(
-          codes, weights + v / kDotPanelVectors * panel_bytes + v % kDotPanelVectors * (kDotColumns * kDotDepth),
-          panel_bytes, steps, sums + v * kDotLanes, sum_stride, add);
+    for (int panel = 0; panel < work.panels; ++panel)
+      for (int v = 0; v < kDotPanelVectors; v += vectors) dot_tile<rows, vectors>(work, panel, v);
   } else {  // a panel is one vector
-    static_assert(vectors == 4 && kDotPanelVectors == 1);
-    for (; panels >= 4; panels -= 4, weights += 4 * panel_bytes, sums += 4 * kDotPanelLanes)
-      dot_tile<rows, 4>(codes, weights, panel_bytes, steps, sums, sum_stride, add);
-    if (panels == 3) dot_tile<rows, 3>(codes, weights, panel_bytes, steps, sums, sum_stride, add);
-    if (panels == 2) dot_tile<rows, 2>(codes, weights, panel_bytes, steps, sums, sum_stride, add);
-    if (panels == 1) dot_tile<rows, 1>(codes, weights, panel_bytes, steps, sums, sum_stride, add);
+    static_assert(vectors == 4 && kDotPanelVectors == 1, "tiles of 1 to 4 panels");
+    int panel = 0;
+    for (; panel + 4 <= work.panels; panel += 4) dot_tile<rows, 4>(work, panel, 0);
+    if (work.panels - panel == 3) dot_tile<rows, 3>(work, panel, 0);
+    if (work.panels - panel == 2) dot_tile<rows, 2>(work, panel, 0);
+    if (work.panels - panel == 1) dot_tile<rows, 1>(work, panel, 0);
   }
 }
 
-// A tile of 1 to kDotRows rows against any number of panels; a row's sums of all panels lie side by side.
-ANYFUSE_INLINE void dot_panels(int rows, const dot_code *codes, const int8_t *weights, int64_t panel_bytes, int panels,
-                               int64_t steps, int32_t *sums, int64_t sum_stride, bool add) {
+// A tile of 1 to kDotRows rows.
+ANYFUSE_INLINE void dot_panels(int rows, DotWork &work) {
   switch (rows) {
     case 1:
-      return dot_row_of_tiles<1>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<1>(work);
     case 2:
-      return dot_row_of_tiles<2>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<2>(work);
     case 3:
-      return dot_row_of_tiles<3>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<3>(work);
     case 4:
-      return dot_row_of_tiles<4>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<4>(work);
     case 5:
-      return dot_row_of_tiles<5>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<5>(work);
     default:
-      return dot_row_of_tiles<6>(codes, weights, panel_bytes, panels, steps, sums, sum_stride, add);
+      return dot_row_of_tiles<6>(work);
   }
 }

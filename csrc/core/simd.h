@@ -49,6 +49,25 @@ ANYFUSE_INLINE vf load(const float *p) {
 }
 ANYFUSE_INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
+// A store that does not bring its line into the caches first, where the target has one. `p` is aligned to the vector.
+// Other threads see it after flush_past_caches.
+ANYFUSE_INLINE void store_past_caches(float *p, vf v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  _mm512_stream_ps(p, (__m512)v);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  _mm256_stream_ps(p, (__m256)v);
+#elif defined(__SSE2__)
+  _mm_stream_ps(p, (__m128)v);
+#else
+  store(p, v);
+#endif
+}
+ANYFUSE_INLINE void flush_past_caches() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 // n < kWidth elements in powers of two: a memcpy of a size that is not constant would be a call for every row.
 template <typename T>
 ANYFUSE_INLINE void copy_part(T *to, const T *from, int64_t n) {

@@ -69,6 +69,32 @@ ANYFUSE_API anyfuse_status anyfuse_target_set(const char *name);
 /* Where parallel loops run: "openmp" (the pool that is already in the process), "std" or "none". */
 ANYFUSE_API const char *anyfuse_thread_pool(void);
 
+/* ---- stream: the memory traffic of a kernel without its arithmetic, the roofline of `anyfuse bench` ---- */
+
+enum { ANYFUSE_STREAM_READ = 0, ANYFUSE_STREAM_UPDATE = 1, ANYFUSE_STREAM_WRITE = 2 };
+
+typedef struct anyfuse_stream_array {
+  void *data;       /* aligned to 64 bytes; its contents are changed unless it is only read */
+  int64_t width;    /* bytes a unit */
+  int32_t access;   /* ANYFUSE_STREAM_... */
+  int32_t by_index; /* 1: unit i lies in row index[i] */
+} anyfuse_stream_array;
+
+/* Without an index, `tile` units of one array are touched before the next array's turn: a power of two up to 16384 that
+ * divides `units`, with tile * width a multiple of 64. With an index every width is a multiple of 64. */
+typedef struct anyfuse_stream_params {
+  size_t size;
+  const anyfuse_stream_array *arrays;
+  int64_t count;
+  int64_t units;
+  int64_t tile;
+  const int64_t *index; /* NULL, or `units` rows */
+  int32_t nontemporal;  /* 1: written arrays go past the caches where the CPU can do that */
+  int32_t threads;
+} anyfuse_stream_params;
+
+ANYFUSE_API anyfuse_status anyfuse_stream(const anyfuse_stream_params *params);
+
 /* ---- apply_fused_ema_adamw: AdamW and an EMA of the weights in one pass, for a list of tensors ---- */
 
 typedef struct anyfuse_apply_fused_ema_adamw_row {

@@ -10,7 +10,7 @@
 namespace anyfuse {
 
 constexpr int kStripPanels = 4, kStripColumns = 16 * kStripPanels;
-constexpr int kBlockTiles = 21;  // their sums of one strip are 32 KiB (64 KiB where a column has two parts)
+constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB (128 KiB where a column has two parts)
 
 // `rows` rows cut into as few tiles as possible, as even as possible.
 struct RowTiles {
@@ -107,11 +107,13 @@ ANYFUSE_INLINE int32_t horizontal_sum(vi v) {
   return sum;
 }
 
-// A row's codes, `steps` steps from `step` on, into their places between the other rows of the tile.
-ANYFUSE_INLINE void put_codes(const dot_code *from, int64_t steps, int64_t step, int64_t rows, dot_code *to) {
+// The codes of one tile of a row (n of them; n is only odd at the row's end), from its step `step` on, into their
+// places between the other rows.
+ANYFUSE_INLINE void put_codes(const int8_t *codes, int64_t n, int64_t step, int64_t rows, dot_code *to) {
+  dot_code wide[kTile];
+  for (int i = 0; i < kTile; ++i) wide[i] = codes[i];
   to += step * rows * kDotDepth;
-  for (int64_t i = 0; i < steps; ++i)
-    memcpy(to + i * rows * kDotDepth, from + i * kDotDepth, kDotDepth * sizeof(dot_code));
+  for (int64_t i = 0; i < n; i += kDotDepth) memcpy(to + i * rows, wide + i, kDotDepth * sizeof(dot_code));
 }
 
 struct RowResult {
@@ -122,34 +124,35 @@ struct RowResult {
 // Writes the codes of a row. scale 0 makes them all 0.
 ANYFUSE_INLINE RowResult quantize_row(const SmoothRow &row, float scale, bool device, int64_t rows, dot_code *to) {
   alignas(64) float tile[kTile];
-  alignas(64) dot_code codes[kTile];
+  alignas(64) int8_t codes[kTile];
   const float divisor = scale == 0.0f ? __builtin_inff() : scale;
   const float reciprocal = 1.0f / divisor;
   vi sum = {}, nan = {};
   for (int64_t i = 0; i < row.k; i += kTile) {
     smooth_tile(row, i, tile);
-    for (int j = 0; j < kTile; j += kWidth) {
-      const vf v = load(tile + j);
-      const vi q = quantize(v, divisor, reciprocal, device);
-      nan |= v != v;
-      sum += q;
-      for (int lane = 0; lane < kWidth; ++lane) codes[j + lane] = static_cast<dot_code>(q[lane]);
+    for (int j = 0; j < kTile; j += 4 * kWidth) {
+      vi q[4];
+      for (int part = 0; part < 4; ++part) {
+        const vf v = load(tile + j + part * kWidth);
+        q[part] = quantize(v, divisor, reciprocal, device);
+        nan |= v != v;
+        sum += q[part];
+      }
+      store_bytes(codes + j, q);
     }
-    const int64_t left = (row.k - i + kDotDepth - 1) / kDotDepth;
-    put_codes(codes, left < kTile / kDotDepth ? left : kTile / kDotDepth, i / kDotDepth, rows, to);
+    put_codes(codes, row.k - i < kTile ? row.k - i : kTile, i / kDotDepth, rows, to);
   }
   return {horizontal_sum(sum), horizontal_max((vu)nan) != 0};
 }
 
 ANYFUSE_INLINE int32_t copy_row(const int8_t *from, int64_t k, int64_t rows, dot_code *to) {
-  alignas(64) dot_code codes[kTile];
   int32_t sum = 0;
   for (int64_t i = 0; i < k; i += kTile) {
     const int64_t n = k - i < kTile ? k - i : kTile;
-    for (int64_t j = 0; j < n; ++j) codes[j] = from[i + j];
-    for (int64_t j = 0; j < n; ++j) sum += from[i + j];
-    for (int64_t j = n; j % kDotDepth != 0; ++j) codes[j] = 0;
-    put_codes(codes, (n + kDotDepth - 1) / kDotDepth, i / kDotDepth, rows, to);
+    int8_t codes[kTile] = {};
+    memcpy(codes, from + i, n);
+    for (int j = 0; j < kTile; ++j) sum += codes[j];
+    put_codes(codes, n, i / kDotDepth, rows, to);
   }
   return sum;
 }
@@ -197,42 +200,60 @@ ANYFUSE_INLINE b16 load_bytes(const int8_t *from, int64_t count) {
   return v;
 }
 
-// One panel of up to 16 columns from rows of k: column j at from + j·stride. Writes whole groups of 16 values of k.
-ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
-  for (int64_t line = 0; line < depth;
-       line += 64)  // a cache line of each column at a time: columns may lie 4 KiB apart
-    for (int64_t j = 0; j < kDotPanel; j += 4)
-      for (int64_t k = line; k < line + 64 && k < depth; k += 16) {
-        w4 r[4];
-        for (int i = 0; i < 4; ++i) r[i] = (w4)load_bytes(from + (j + i) * stride + k, j + i < columns ? depth - k : 0);
-        const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
-                 b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-        const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
-                 d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-        const w4 step[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
-                            __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
-        for (int i = 0; i < 4; ++i) memcpy(to + (k + 4 * i) * kDotPanel + 4 * j, &step[i], 16);
-      }
+// 16 values of k of 4 columns: column j at from + j·stride, of which `depth` are there; columns from `columns` on are
+// 0.
+template <bool whole>
+ANYFUSE_INLINE void pack_group(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  w4 r[4];
+  for (int i = 0; i < 4; ++i) r[i] = (w4)load_bytes(from + i * stride, whole ? 16 : i < columns ? depth : 0);
+  const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  const w4 step[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
+                      __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) memcpy(to + i * kDotLine, &step[i], 16);
 }
 
-// The same from rows of columns: value k at from + k·stride.
-ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth,
-                                         int8_t *to) {
-  for (int64_t k = 0; k < depth; k += 4) {
-    b16 r[4];
-    for (int i = 0; i < 4; ++i) r[i] = load_bytes(from + (k + i) * stride, k + i < depth ? columns : 0);
+// One panel of up to 16 columns from rows of k: column j at from + j·stride. Writes whole groups of 16 values of k.
+ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  for (int64_t line = 0; line < depth; line += 64)  // a cache line of a column at a time: columns may lie 4 KiB apart
+    for (int64_t j = 0; j < kDotPanel; j += 4) {
+      const int8_t *column = from + j * stride;
+      int8_t *group = to + 4 * j;
+      for (int i = 0; i < 4; ++i)  // the next block of k; no stream that the hardware would follow
+        if (j + i < columns) __builtin_prefetch(column + i * stride + line + kBlockSteps * kDotDepth, 0, 2);
+      const int64_t end = line + 64 < depth ? line + 64 : depth;
+      int64_t k = line;
+      if (j + 4 <= columns)
+        for (; k + 16 <= end; k += 16) pack_group<true>(column + k, stride, 4, 16, group + k * kDotPanel);
+      for (; k < end; k += 16) pack_group<false>(column + k, stride, columns - j, end - k, group + k * kDotPanel);
+    }
+}
+
+// 4 values of k of 16 columns: value i at from + i·stride, of which `depth` are there.
+template <bool whole>
+ANYFUSE_INLINE void pack_step(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  b16 r[4];
+  for (int i = 0; i < 4; ++i) r[i] = load_bytes(from + i * stride, whole ? 16 : i < depth ? columns : 0);
 #define ANYFUSE_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define ANYFUSE_HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-    const h8 a = (h8)ANYFUSE_LOW(r[0], r[1]), b = (h8)ANYFUSE_HIGH(r[0], r[1]);
-    const h8 c = (h8)ANYFUSE_LOW(r[2], r[3]), d = (h8)ANYFUSE_HIGH(r[2], r[3]);
+  const h8 a = (h8)ANYFUSE_LOW(r[0], r[1]), b = (h8)ANYFUSE_HIGH(r[0], r[1]);
+  const h8 c = (h8)ANYFUSE_LOW(r[2], r[3]), d = (h8)ANYFUSE_HIGH(r[2], r[3]);
 #undef ANYFUSE_LOW
 #undef ANYFUSE_HIGH
-    const h8 line[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
-                        __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
-                        __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
-                        __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
-    memcpy(to + k * kDotPanel, line, sizeof line);
-  }
+  const h8 line[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
+                      __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
+                      __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
+                      __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
+  memcpy(to, line, sizeof line);
+}
+
+// One panel of up to 16 columns from rows of columns: value k at from + k·stride. Writes whole steps.
+ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth,
+                                         int8_t *to) {
+  int64_t k = 0;
+  if (columns == kDotPanel)
+    for (; k + 4 <= depth; k += 4) pack_step<true>(from + k * stride, stride, 16, 4, to + k * kDotPanel);
+  for (; k < depth; k += 4) pack_step<false>(from + k * stride, stride, columns, depth - k, to + k * kDotPanel);
 }
 
 // Columns of `panel`, values [begin, begin + depth) of k; begin is a multiple of 256.
@@ -317,23 +338,33 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, 
   alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
   const auto &p = args.p;
   const int64_t steps = args.depth / kDotDepth, first_row = args.tiles.begin(first_tile);
+  const bool packed_weights = p.weight_layout == ANYFUSE_WEIGHT_PACKED;
   for (int64_t step = 0; step < steps; step += kBlockSteps) {
     const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
     const int64_t panel = strip.column / kDotPanel;
     const int8_t *weights = static_cast<const int8_t *>(p.weight) + (panel * steps + step) * kDotLine;
     int64_t panel_bytes = steps * kDotLine;
-    if (p.weight_layout != ANYFUSE_WEIGHT_PACKED) {
+    if (!packed_weights) {
       const int64_t k = step * kDotDepth, depth = p.k - k < kBlockSteps * kDotDepth ? p.k - k : kBlockSteps * kDotDepth;
       weights = packed;
       panel_bytes = kBlockSteps * kDotLine;
       for (int i = 0; i < strip.panels; ++i) pack_panel(p, panel + i, k, depth, packed + i * panel_bytes);
     }
+    DotWork work = {};
+    work.weights = weights;
+    work.panel_bytes = panel_bytes;
+    work.panels = strip.panels;
+    work.steps = count;
+    work.sum_stride = kStripLanes;
+    work.add = step > 0;
+    work.ahead = weights + kBlockSteps * kDotLine;
+    work.ahead_panels = packed_weights ? strip.panels : 0;
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
       const int64_t row = args.tiles.begin(tile);
       const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
-      const dot_code *codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
-      dot_panels(rows, codes, weights, panel_bytes, strip.panels, count, sums + (row - first_row) * kStripLanes,
-                 kStripLanes, step > 0);
+      work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
+      work.sums = sums + (row - first_row) * kStripLanes;
+      dot_panels(rows, work);
     }
   }
   if (steps == 0) memset(sums, 0, sizeof sums);
@@ -452,7 +483,7 @@ void run_rows(QuantMatmul &args, int32_t target) {
   args.tiles = {p.m, divide_up(p.m, kTileRows)};
   const int64_t strips = divide_up(p.n, anyfuse::kStripColumns);
   int64_t tiles_in_block = anyfuse::kBlockTiles;
-  while (tiles_in_block > 4 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
+  while (tiles_in_block > 8 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
   args.blocks = divide_up(args.tiles.count, tiles_in_block);
   const int64_t at_once = strips >= kManyStrips ? args.blocks : 1;  // a strip's weights stay in L2 from block to block
 

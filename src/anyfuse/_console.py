@@ -13,9 +13,13 @@ from rich.table import Table
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text for people.")]
 
 
+def json_text(value: Any) -> str:
+    """JSON; infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
 def print_json(value: Any) -> None:
-    """Prints JSON; infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json_text(value))
 
 
 def table(title: str, *columns: str, numbers: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:

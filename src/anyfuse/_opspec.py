@@ -48,16 +48,17 @@ class CaseSpec:
     """How `anyfuse case` makes one plain call of an operator.
 
     `inputs(draw, sizes, dtype, attributes)` returns every tensor that the operator can take, contiguous, with everyday
-    values; those that are optional stay out of a case unless it asks for them. `sizes` are the numbers of a case's
-    shape: one for each name in `axes` or, where that is empty, a shape of any rank; here stand the default ones.
-    `dtypes` are the choices, the default first. `encodings(attributes)` names the outputs that hold packed or coded
-    values in another dtype ("int4", "hifloat8").
+    values; those whose default is None stay out of a case unless it asks for them, or `always` names them. `sizes` are
+    the numbers of a case's shape: one for each name in `axes` or, where that is empty, a shape of any rank; here stand
+    the default ones. `dtypes` are the choices, the default first. `encodings(attributes)` names the outputs that hold
+    packed or coded values in another dtype ("int4", "hifloat8").
     """
 
     inputs: Callable[[Draw, tuple[int, ...], torch.dtype, Mapping[str, Any]], dict[str, torch.Tensor]]
     sizes: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...]
     axes: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     encodings: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda attributes: {})
 

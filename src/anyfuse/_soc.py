@@ -109,7 +109,8 @@ class Profiles:
             _one_of("product", name, tuple(PRODUCTS))
 
     def check(self, **call: Any) -> None:
-        """Refuses the call that the current product refuses. A value is a tensor, a list of tensors, an option or None.
+        """Refuses the call that the current product refuses. A value is a tensor, a number, an option, a list with one
+        for each parameter of a group, or None. Rules for names that are not given are not looked at.
 
         TypeError for dtypes, ValueError for everything else; the message names product, argument, value and what is
         accepted.
@@ -133,8 +134,10 @@ def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
 def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
     def given(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         for name in names:
-            values = call[name] if isinstance(call[name], (list, tuple)) else [call[name]]
-            yield from ((name, value) for value in values if value is not None)
+            values = call.get(name)
+            for value in values if isinstance(values, list) else [values]:
+                if value is not None:
+                    yield name, value
 
     def refuse(name: str, got: str, accepted: str, error: type[Exception] = ValueError) -> None:
         raise error(f"{name} {got} on {product}; accepted: {accepted}")

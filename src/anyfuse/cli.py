@@ -18,6 +18,9 @@ import anyfuse
 from . import _core
 from ._console import Json, print_json, table
 from ._soc import PRODUCTS, limits_on
+from .acl_config import acl_config
+from .bench.command import bench
+from .demo.command import demo
 from .verify.command import cases_app, verify
 
 app = typer.Typer(
@@ -29,6 +32,8 @@ app = typer.Typer(
 )
 
 app.command()(verify)
+app.command()(demo)
+app.command("acl-config")(acl_config)
 app.add_typer(cases_app, name="case")
 
 
@@ -52,6 +57,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "thread_pool": _core.thread_pool(),
         "target": _core.current_target(),
+        "matmul_target": _core.operator_target("quant_matmul_dequant"),
         "targets_available": _core.available_targets(),
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],
@@ -103,6 +109,9 @@ def show_product(name: str, json_: bool) -> None:
             lines.add_row("" if i else operator, argument, accepted)
         lines.add_section()
     Console().print(lines)
+
+
+app.command()(bench)
 
 
 def main() -> None:

@@ -475,7 +475,7 @@ def case_inputs(
     draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """Distinct ids in random order while there are rows enough, else repeated ones."""
-    n, rows, dim = sizes
+    rows, dim, n = sizes
     ids = draw.rng.permutation(rows)[:n] if n <= rows else draw.rng.integers(0, max(rows, 1), n)
     m = draw.normal((rows, dim))
     return {
@@ -490,7 +490,7 @@ def case_inputs(
 
 OFFICIAL = Preset(
     summary="the single-operator case of Rec SDK: 564 096 of 2 000 000 rows of 32",
-    sizes=(564_096, 2_000_000, 32),
+    sizes=(2_000_000, 32, 564_096),
     attributes={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7, "convention": "device"},
     inputs={
         "gradient": "gradient", "indices": "indices", "m": "inputM", "v": "inputV", "var": "inputVar",
@@ -567,9 +567,9 @@ register(
         bad_calls=bad_calls,
         case=CaseSpec(
             inputs=case_inputs,
-            sizes=(1000, 4000, 64),
+            sizes=(1000, 32, 100),
             dtypes=d.FLOATS,
-            axes=("n", "rows", "dim"),
+            axes=("rows", "dim", "n"),
             presets={"official": OFFICIAL},
         ),
         profiles=PROFILES,

@@ -20,16 +20,17 @@ NaN; an infinity makes it NaN when the scale is dynamic, and saturates when it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from ..formats.blocked import nd_to_nz, nz_to_nd, pack_scale_int64
 from ..packed import PackedWeight, pack_weight, packed_shape
 from . import _dispatch as d
@@ -38,6 +39,19 @@ SCHEMA = (
     "quant_matmul_dequant(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? x_scale, "
     "Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, ScalarType? out_dtype, "
     "str convention) -> Tensor"
+)
+
+PROFILES = Profiles(
+    "quant_matmul_dequant",
+    {
+        ("Ascend310P",): Limits(
+            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
+            ranks={"x": (2, 2), "weight_scale": (1, 1), "x_scale": (0, 1)},
+            multiples={"n": 16, "k": 16},
+            values={"transpose_weight": (True,)},
+            absent=("bias",),
+        )
+    },
 )
 
 MAX_K = 131071  # 131072·128·128 = 2^31 would not fit int32
@@ -166,6 +180,11 @@ def check(
     dtype = x.dtype if out_dtype is None else out_dtype
     if dtype not in d.FLOATS:
         raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
+    if restricted():
+        PROFILES.check(
+            x=x, weight_scale=weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale, n=n, k=k,
+            transpose_weight=transpose_weight, out_dtype=dtype,
+        )  # fmt: skip
     return m, n, k, dtype
 
 
@@ -250,7 +269,7 @@ def reference(
         factor = torch.where((factor == 0) | factor.isnan(), factor, torch.ones(()))
     else:
         scale = weight_scale
-    out = acc.float() * scale.reshape(1, -1) * factor
+    out = d.real(acc) * scale.reshape(1, -1) * factor
     return torch.where(factor == 0, torch.zeros(()), out).to(out_dtype)
 
 
@@ -259,14 +278,14 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """The codes (m, k), as floats, and each row's scale (m, 1), NaN where the row is."""
     device = convention == "device"
-    v = x.float() if smooth_scale is None else x.float() * smooth_scale.float()
+    v = d.real(x) if smooth_scale is None else d.real(x) * d.real(smooth_scale)
     if x_scale is None:
-        seen = (v.to(x.dtype).float() if device else v).abs()
-        largest = seen.amax(1, keepdim=True) if x.shape[1] else torch.zeros(x.shape[0], 1)
+        seen = (d.real(v.to(x.dtype)) if device else v).abs()
+        largest = seen.amax(1, keepdim=True) if x.shape[1] else v.new_zeros(x.shape[0], 1)
         scale = largest / torch.tensor(127.0)
         nan = ~scale.isfinite()
     else:
-        scale = x_scale.float().reshape(-1, 1).expand(x.shape[0], 1)
+        scale = d.real(x_scale).reshape(-1, 1).expand(x.shape[0], 1)
         nan = torch.zeros(x.shape[0], 1, dtype=torch.bool)
     nan = nan | v.isnan().any(1, keepdim=True)
     divisor = torch.where(scale == 0, torch.tensor(math.inf), scale)
@@ -477,6 +496,21 @@ def _x_scale(draw: Draw, kind: str, m: int) -> dict[str, Any]:
     return {"x_scale": value if draw.chance(0.5) else value[0], "quant_mode": "pertensor"}
 
 
+def case_inputs(
+    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    m, k, n = sizes
+    shape = (n, k) if attributes["transpose_weight"] else (k, n)
+    return {
+        "x": draw.normal((m, k), dtype),
+        "weight": torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8")),
+        "weight_scale": draw.normal((n,), scale=0.01).abs(),
+        "bias": torch.from_numpy(draw.rng.integers(-1000, 1000, n, dtype="int32")),
+        "x_scale": draw.normal((m if attributes["quant_mode"] == "pertoken" else 1,), scale=0.03).abs(),
+        "smooth_scale": draw.normal((k,), dtype).abs(),
+    }
+
+
 def edges() -> Iterable[Sample]:
     """Every number of rows in a tile, sizes around panels, steps and blocks of k, and one for several threads."""
     source = Draw(0)
@@ -585,5 +619,13 @@ register(
         draw=draw,
         edges=edges,
         bad_calls=bad_calls,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(16, 256, 128),
+            axes=("m", "k", "n"),
+            dtypes=(torch.float16, torch.bfloat16, torch.float32),
+            always=("weight_scale",),
+        ),
+        profiles=PROFILES,
     )
 )

@@ -112,7 +112,7 @@ def describe(name: str) -> dict[str, Any]:
             for key, value in tensors.items()
             if defaults.get(key, 0) is not None and value.numel() == 1
         },
-        "optional tensors": [key for key in tensors if defaults.get(key, ...) is None],
+        "optional tensors": _optional(spec, tensors),
         "presets": {key: preset.summary for key, preset in plan.presets.items()},
         "outputs": list(spec.outputs),
     }
@@ -246,16 +246,23 @@ def _arguments(
     """The call: its tensors (those required, those asked for) and its attributes. A number given for a one-element
     tensor (a step, a learning rate) fills that tensor."""
     defaults = _defaults(spec)
-    can = [name for name in tensors if defaults.get(name, ...) is None]
+    can = _optional(spec, tensors)
     for name in optional:
         if name not in can:
             raise ValueError(f"optional tensor {name!r} is unknown; accepted: {', '.join(can) or 'none'}")
-    chosen = {name: tensor for name, tensor in tensors.items() if name not in can or name in {*optional, *given}}
+    wanted = {*optional, *(name for name, value in given.items() if value is not None)}
+    chosen = {name: tensor for name, tensor in tensors.items() if name not in can or name in wanted}
     for name in given:
         if name in chosen:
             chosen[name] = _filled(name, chosen[name], given[name])
     attributes = {name: value for name, value in {**defaults, **given}.items() if name not in chosen}
     return chosen, attributes
+
+
+def _optional(spec: OpSpec, tensors: Mapping[str, Tensor]) -> list[str]:
+    """The tensors that a case can do without."""
+    defaults, always = _defaults(spec), spec.case.always if spec.case else ()
+    return [name for name in tensors if defaults.get(name, ...) is None and name not in always]
 
 
 def _defaults(spec: OpSpec) -> dict[str, Any]:
@@ -316,9 +323,10 @@ def load(directory: str | os.PathLike[str]) -> tuple[Folder, Case]:
     folder = Folder(directory)
     text = folder.read(MANIFEST, MANIFEST_LIMIT)
     try:
-        return folder, _Reader(folder).case(json.loads(text))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{MANIFEST} in {directory} is no JSON: {error}") from None
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:  # bad characters, syntax, numbers, depth
+        raise ValueError(f"{MANIFEST} in {directory} cannot be read as JSON: {error}") from None
+    return folder, _Reader(folder).case(content)
 
 
 class _Reader:

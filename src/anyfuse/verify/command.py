@@ -244,9 +244,9 @@ def _print_comparisons(results: list[Comparison]) -> None:
         beyond = [short(item.beyond_abs)] + ([short(item.beyond_rel)] if item.loss is not None else [])
         errors = (f"{item.max_abs:.2g}", f"{item.max_rel:.2g}", ", ".join(beyond))
         lines.add_row(item.name, short(item.elements), *errors, short(item.max_ulp), short(item.different), verdict)
-    lines.caption = "beyond: absolute, relative errors beyond the loss; differ: elements with other bits"
     console = Console()
     console.print(lines)
+    console.print("beyond: absolute, relative errors beyond the loss; differ: other bits", style="dim")
     for item in results:
         console.print(f"{item.name} ({item.dtype}): {item.reason}", markup=False, highlight=False)
 

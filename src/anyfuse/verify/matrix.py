@@ -77,7 +77,8 @@ def operators(names: Sequence[str]) -> list[OpSpec]:
     for name in names:
         if name not in by_name:
             raise ValueError(f"operator {name!r} is unknown; accepted: {', '.join(sorted(REGISTRY))}")
-    return list(dict.fromkeys(by_name[name] for name in names)) if names else list(REGISTRY.values())
+    chosen = {by_name[name].name for name in names}
+    return [spec for spec in REGISTRY.values() if not names or spec.name in chosen]
 
 
 def ways(backends: Sequence[str], targets: Sequence[str], threads: Sequence[int]) -> list[Way]:
