@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import operators
@@ -88,8 +89,17 @@ def recorded(spec: OpSpec, count: int) -> list[tuple]:
 
 
 def test_opcheck(spec: OpSpec) -> None:
-    for function, args, kwargs in recorded(spec, 4):
+    """opcheck takes no NaN for equal to another, so that calls whose results hold one are left to the other tests."""
+    calls = [call for call in recorded(spec, 12) if not _gives_nan(*call)]
+    assert len(calls) >= 4
+    for function, args, kwargs in calls[:4]:
         torch.library.opcheck(function, args, kwargs)
+
+
+def _gives_nan(function: Callable[..., object], args: tuple, kwargs: dict) -> bool:
+    args, kwargs = clone_with_storage((args, kwargs))
+    results = operators.tensors_of([function(*args, **kwargs), *args, *kwargs.values()])
+    return any(bool(tensor.isnan().any()) for tensor in results if tensor.dtype.is_floating_point)
 
 
 def test_fake_gives_the_shapes_and_dtypes_of_the_real_one(spec: OpSpec) -> None:

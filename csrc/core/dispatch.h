@@ -1,9 +1,9 @@
 // How one source file becomes a kernel per target and one entry point.
 //
-// A file in csrc/ops/ is compiled once per target with ANYFUSE_TARGET set (the kernel pass), and once without it (the entry
-// pass). In the kernel pass it defines one function, ANYFUSE_KERNEL(op, Args); everything else there is internal, so that
-// no function built for a wide target can be picked by the linker for the others. In the entry pass ANYFUSE_DISPATCH(op,
-// Args) gives `op_kernel()`: the pointer for the target in use, or null when there is none.
+// A file in csrc/ops/ is compiled once per target with ANYFUSE_TARGET set (the kernel pass), and once without it (the
+// entry pass). In the kernel pass it defines one function, ANYFUSE_KERNEL(op, Args); everything else there is internal,
+// so that no function built for a wide target can be picked by the linker for the others. In the entry pass
+// ANYFUSE_DISPATCH(op, Args) gives `op_kernel()`: the pointer for the target in use, or null when there is none.
 #pragma once
 #include <cstdint>
 
@@ -14,20 +14,20 @@
 #define ANYFUSE_KERNEL_SYMBOL(op, target) ANYFUSE_CONCAT(anyfuse_kernel_, op, target)
 
 // The work [begin, end) of one call; what is counted (elements, rows, chunks) is the operator's own choice.
-#define ANYFUSE_KERNEL(op, Args)                                                     \
-  extern "C" __attribute__((visibility("hidden"))) void ANYFUSE_KERNEL_SYMBOL(       \
-      op, ANYFUSE_TARGET)(const anyfuse::Args &args, int64_t begin, int64_t end)
+#define ANYFUSE_KERNEL(op, Args)                                                                   \
+  extern "C" __attribute__((visibility("hidden"))) void ANYFUSE_KERNEL_SYMBOL(op, ANYFUSE_TARGET)( \
+      const anyfuse::Args &args, int64_t begin, int64_t end)
 
-#define ANYFUSE_DISPATCH(op, Args)                                                   \
-  extern "C" {                                                                       \
-  ANYFUSE_FOR_EACH_TARGET_OF(op, Args)                                               \
-  }                                                                                  \
-  static auto op##_kernel()->void (*)(const anyfuse::Args &, int64_t, int64_t) {     \
-    using Kernel = void (*)(const anyfuse::Args &, int64_t, int64_t);                \
-    static constexpr Kernel table[] = {ANYFUSE_TABLE_OF(op)};                        \
-    const int32_t target = anyfuse::current_target();                                \
-    return target < 0 ? nullptr : table[target];                                     \
-  }
+#define ANYFUSE_DISPATCH(op, Args)                                                                  \
+  extern "C" {                                                                                      \
+  ANYFUSE_FOR_EACH_TARGET_OF(op, Args)                                                              \
+  }                                                                                                 \
+  static auto op##_kernel_of(int32_t target) -> void (*)(const anyfuse::Args &, int64_t, int64_t) { \
+    using Kernel = void (*)(const anyfuse::Args &, int64_t, int64_t);                               \
+    static constexpr Kernel table[] = {ANYFUSE_TABLE_OF(op)};                                       \
+    return target < 0 ? nullptr : table[target];                                                    \
+  }                                                                                                 \
+  [[maybe_unused]] static auto op##_kernel() { return op##_kernel_of(anyfuse::current_target()); }
 
 #define ANYFUSE_DECLARE(op, Args, target) \
   void ANYFUSE_KERNEL_SYMBOL(op, target)(const anyfuse::Args &, int64_t, int64_t);

@@ -12,8 +12,7 @@ void parallel_for(int64_t pieces, int32_t threads, ParallelBody body, void *cont
 
 template <typename F>
 void parallel_for(int64_t pieces, int32_t threads, F &&f) {
-  parallel_for(
-      pieces, threads, [](void *context, int64_t piece) { (*static_cast<F *>(context))(piece); }, &f);
+  parallel_for(pieces, threads, [](void *context, int64_t piece) { (*static_cast<F *>(context))(piece); }, &f);
 }
 
 }  // namespace anyfuse

@@ -8,8 +8,8 @@
 
 namespace anyfuse {
 
-// Copies a params struct of `given` bytes into `out`, whose unknown tail is zero. A longer one is from a newer header: it
-// is taken only while the fields that this library does not know are zero, for it could not honour them.
+// Copies a params struct of `given` bytes into `out`, whose unknown tail is zero. A longer one is from a newer header:
+// it is taken only while the fields that this library does not know are zero, for it could not honour them.
 template <typename Params>
 anyfuse_status read_struct(const void *source, size_t given, Params *out) {
   const char *bytes = static_cast<const char *>(source);

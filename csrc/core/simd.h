@@ -1,6 +1,6 @@
-// Vectors of the target's native width, for the kernel pass only. Arithmetic is written with the operators of the compiler's
-// vector types (+ - * / compare and ?:), which round each operation once; what they lack is here. This file and dot.h are
-// the only ones with intrinsics. Everything is forced inline: nothing here may become a symbol.
+// Vectors of the target's native width, for the kernel pass only. Arithmetic is written with the operators of the
+// compiler's vector types (+ - * / compare and ?:), which round each operation once; what they lack is here. This file
+// and dot.h are the only ones with intrinsics. Everything is forced inline: nothing here may become a symbol.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -25,7 +25,8 @@
 
 #define ANYFUSE_INLINE static inline __attribute__((always_inline))
 
-// Native-width vectors: wider ones (a 64-byte vector under AVX2) are spilled to the stack by GCC, measured 5 times slower.
+// Native-width vectors: wider ones (a 64-byte vector under AVX2) are spilled to the stack by GCC, measured 5 times
+// slower.
 typedef float vf __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
 typedef int32_t vi __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
 typedef uint32_t vu __attribute__((vector_size(ANYFUSE_VECTOR_BYTES)));
@@ -47,6 +48,57 @@ ANYFUSE_INLINE vf load(const float *p) {
   return v;
 }
 ANYFUSE_INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+
+// A store that does not bring its line into the caches first, where the target has one. `p` is aligned to the vector.
+// Other threads see it after flush_past_caches.
+ANYFUSE_INLINE void store_past_caches(float *p, vf v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  _mm512_stream_ps(p, (__m512)v);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  _mm256_stream_ps(p, (__m256)v);
+#elif defined(__SSE2__)
+  _mm_stream_ps(p, (__m128)v);
+#else
+  store(p, v);
+#endif
+}
+ANYFUSE_INLINE void flush_past_caches() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// n < kWidth elements in powers of two: a memcpy of a size that is not constant would be a call for every row.
+template <typename T>
+ANYFUSE_INLINE void copy_part(T *to, const T *from, int64_t n) {
+  for (int64_t block = kWidth / 2; block > 0; block /= 2) {
+    if ((n & block) == 0) continue;
+    __builtin_memcpy(to, from, block * sizeof(T));
+    to += block;
+    from += block;
+  }
+}
+
+// The first n < kWidth lanes from memory, zero in the others; and to memory. Nothing beyond those n elements is
+// touched.
+ANYFUSE_INLINE vf load_part(const float *p, int64_t n) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+#else
+  float lanes[kWidth] = {};
+  copy_part(lanes, p, n);
+  return load(lanes);
+#endif
+}
+ANYFUSE_INLINE void store_part(float *p, vf v, int64_t n) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+#else
+  float lanes[kWidth];
+  store(lanes, v);
+  copy_part(p, lanes, n);
+#endif
+}
 
 ANYFUSE_INLINE vu bits(vf v) { return (vu)v; }
 ANYFUSE_INLINE vf from_bits(vu v) { return (vf)v; }
@@ -73,13 +125,62 @@ ANYFUSE_INLINE vf sqrt(vf v) {
 ANYFUSE_INLINE vf rint_small(vf v) { return (v + 12582912.0f) - 12582912.0f; }
 
 // The larger magnitude, where NaN is the largest: compared as integers, the bits of |x| order numbers, inf and NaN so.
-ANYFUSE_INLINE vu max_magnitude(vu a, vu b) { return a > b ? a : b; }
+// The sign bit is clear, so that the signed comparison, which every target has, is the same one.
+ANYFUSE_INLINE vu max_magnitude(vu a, vu b) { return (vi)a > (vi)b ? a : b; }
 
 ANYFUSE_INLINE uint32_t horizontal_max(vu v) {
   uint32_t lanes[kWidth], m = 0;
   memcpy(lanes, &v, sizeof v);
   for (int i = 0; i < kWidth; ++i) m = lanes[i] > m ? lanes[i] : m;
   return m;
+}
+
+// Whether any lane is above the limit; all lanes and the limit below 2^31.
+ANYFUSE_INLINE bool any_above(vu v, uint32_t limit) {
+  const vi above = (vi)v > (vi)set_bits(limit);
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  return _mm512_movepi32_mask((__m512i)above) != 0;
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  return _mm256_movemask_ps((__m256)above) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps((__m128)above) != 0;
+#elif defined(ANYFUSE_NEON)
+  return vmaxvq_u32((uint32x4_t)above) != 0;
+#else
+  int32_t any = 0;
+  for (int i = 0; i < kWidth; ++i) any |= above[i];
+  return any != 0;
+#endif
+}
+
+// Four vectors of lanes in [-128, 127] as 4 * kWidth bytes.
+ANYFUSE_INLINE void store_bytes(int8_t *to, const vi *v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  for (int i = 0; i < 4; ++i) {
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v[i]);
+    memcpy(to + i * kWidth, &bytes, sizeof bytes);
+  }
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  const __m256i low = _mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)v[2], (__m256i)v[3]);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works within each half
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  memcpy(to, &bytes, sizeof bytes);
+#elif defined(__SSE2__)
+  const __m128i low = _mm_packs_epi32((__m128i)v[0], (__m128i)v[1]);
+  const __m128i high = _mm_packs_epi32((__m128i)v[2], (__m128i)v[3]);
+  const __m128i bytes = _mm_packs_epi16(low, high);
+  memcpy(to, &bytes, sizeof bytes);
+#elif defined(ANYFUSE_NEON)
+  const int16x8_t low = vcombine_s16(vmovn_s32((int32x4_t)v[0]), vmovn_s32((int32x4_t)v[1]));
+  const int16x8_t high = vcombine_s16(vmovn_s32((int32x4_t)v[2]), vmovn_s32((int32x4_t)v[3]));
+  vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+#else
+  for (int i = 0; i < 4; ++i) {
+    const vb bytes = __builtin_convertvector(v[i], vb);
+    memcpy(to + i * kWidth, &bytes, sizeof bytes);
+  }
+#endif
 }
 
 // ---- tables, kWidth entries at a time ----
@@ -227,6 +328,40 @@ ANYFUSE_INLINE vh float_to_half(anyfuse_dtype dtype, vf v) {
   return dtype == ANYFUSE_BFLOAT16 ? float_to_bf16(v) : float_to_fp16(v);
 }
 
+// Elements [i, i + n) of an array of fp32, fp16 or bf16 as fp32 lanes, n <= kWidth; lanes from n on are zero, and not
+// written.
+template <anyfuse_dtype dtype>
+ANYFUSE_INLINE vf read_lanes(const void *data, int64_t i, int64_t n) {
+  if (dtype == ANYFUSE_FLOAT32) {
+    const float *p = static_cast<const float *>(data) + i;
+    return n == kWidth ? load(p) : load_part(p, n);
+  }
+  const uint16_t *p = static_cast<const uint16_t *>(data) + i;
+  uint16_t lanes[kWidth] = {};
+  if (n == kWidth)
+    memcpy(lanes, p, sizeof lanes);
+  else
+    copy_part(lanes, p, n);
+  vh h;
+  memcpy(&h, lanes, sizeof h);
+  return half_to_float(dtype, h);
+}
+template <anyfuse_dtype dtype>
+ANYFUSE_INLINE void write_lanes(void *data, int64_t i, int64_t n, vf v) {
+  if (dtype == ANYFUSE_FLOAT32) {
+    float *p = static_cast<float *>(data) + i;
+    return n == kWidth ? store(p, v) : store_part(p, v, n);
+  }
+  uint16_t *p = static_cast<uint16_t *>(data) + i;
+  const vh h = float_to_half(dtype, v);
+  uint16_t lanes[kWidth];
+  memcpy(lanes, &h, sizeof lanes);
+  if (n == kWidth)
+    memcpy(p, lanes, sizeof lanes);
+  else
+    copy_part(p, lanes, n);
+}
+
 // to[0, n) from elements of a 16-bit dtype; the lanes up to the next multiple of kWidth become zero.
 ANYFUSE_INLINE void halves_to_floats(anyfuse_dtype dtype, const uint16_t *from, float *to, int64_t n) {
   int64_t i = 0;
@@ -255,7 +390,8 @@ ANYFUSE_INLINE void floats_to_halves(anyfuse_dtype dtype, const float *from, uin
   }
 }
 
-// ---- the row sum of the contract: 64 lanes, element k to lane k mod 64, then lane i + lane i+half, half = 32 ... 1 ----
+// ---- the row sum of the contract: 64 lanes, element k to lane k mod 64, then lane i + lane i+half, half = 32 ... 1
+// ----
 
 constexpr int kLanes = 64, kLaneVectors = kLanes / kWidth;
 

@@ -1,4 +1,5 @@
-// Which instruction set runs. One list of targets for the architecture being built; ANYFUSE_TARGET overrides the choice.
+// Which instruction set runs. One list of targets for the architecture being built; ANYFUSE_TARGET overrides the
+// choice.
 #pragma once
 #include <cstdint>
 

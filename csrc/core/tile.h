@@ -1,5 +1,6 @@
-// Elementwise kernels work on tiles of kTile elements as fp32. A full tile of an fp32 tensor is used where it lies; another
-// dtype, or the short tile at a tensor's end, passes through a scratch tile in L1, so that no kernel has a scalar tail.
+// Elementwise kernels work on tiles of kTile elements as fp32. A full tile of an fp32 tensor is used where it lies;
+// another dtype, or the short tile at a tensor's end, passes through a scratch tile in L1, so that no kernel has a
+// scalar tail.
 #pragma once
 #include "core/simd.h"
 

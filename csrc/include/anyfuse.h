@@ -1,10 +1,10 @@
 /* The C API of anyfuse: one page, plain C.
  *
- * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built against
- * an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as before".
- * All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a status, and
- * nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the docstring of
- * src/anyfuse/ops/<operator>.py. */
+ * Every operator is one function over one params struct. A struct begins with its own size, so that a caller built
+ * against an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as
+ * before". All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a
+ * status, and nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the
+ * docstring of src/anyfuse/ops/<operator>.py. */
 #ifndef ANYFUSE_H
 #define ANYFUSE_H
 
@@ -69,6 +69,32 @@ ANYFUSE_API anyfuse_status anyfuse_target_set(const char *name);
 /* Where parallel loops run: "openmp" (the pool that is already in the process), "std" or "none". */
 ANYFUSE_API const char *anyfuse_thread_pool(void);
 
+/* ---- stream: the memory traffic of a kernel without its arithmetic, the roofline of `anyfuse bench` ---- */
+
+enum { ANYFUSE_STREAM_READ = 0, ANYFUSE_STREAM_UPDATE = 1, ANYFUSE_STREAM_WRITE = 2 };
+
+typedef struct anyfuse_stream_array {
+  void *data;       /* aligned to 64 bytes; its contents are changed unless it is only read */
+  int64_t width;    /* bytes a unit */
+  int32_t access;   /* ANYFUSE_STREAM_... */
+  int32_t by_index; /* 1: unit i lies in row index[i] */
+} anyfuse_stream_array;
+
+/* Without an index, `tile` units of one array are touched before the next array's turn: a power of two up to 16384 that
+ * divides `units`, with tile * width a multiple of 64. With an index every width is a multiple of 64. */
+typedef struct anyfuse_stream_params {
+  size_t size;
+  const anyfuse_stream_array *arrays;
+  int64_t count;
+  int64_t units;
+  int64_t tile;
+  const int64_t *index; /* NULL, or `units` rows */
+  int32_t nontemporal;  /* 1: written arrays go past the caches where the CPU can do that */
+  int32_t threads;
+} anyfuse_stream_params;
+
+ANYFUSE_API anyfuse_status anyfuse_stream(const anyfuse_stream_params *params);
+
 /* ---- apply_fused_ema_adamw: AdamW and an EMA of the weights in one pass, for a list of tensors ---- */
 
 typedef struct anyfuse_apply_fused_ema_adamw_row {
@@ -108,6 +134,119 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
 } anyfuse_apply_fused_ema_adamw_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);
+
+/* ---- add_rms_norm_dynamic_quant: add, RMSNorm and one or two row-wise quantizations in one pass ---- */
+
+/* Optional inputs are null when absent, and their dtype is then not looked at. A branch k is produced when its y and
+ * scale pointers are given; both branches' codes have one dtype. Outputs must not overlap inputs. ANYFUSE_INT4 codes
+ * lie two to a byte, the low nibble first (cols even): read as little-endian int32, the same bytes are the
+ * eight-to-a-word form. */
+typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
+  size_t size;
+  int64_t rows;
+  int64_t cols;
+  const void *x1; /* (rows, cols) */
+  const void *x2;
+  const void *gamma; /* (cols) */
+  const void *smooth_scale1;
+  const void *smooth_scale2;
+  const void *beta;
+  void *y1; /* (rows, cols) codes of y_dtype */
+  void *y2;
+  void *x;       /* (rows, cols) of x_dtype */
+  float *scale1; /* (rows) */
+  float *scale2;
+  double epsilon;        /* 0 or more */
+  anyfuse_dtype x_dtype; /* of x1, x2 and x */
+  anyfuse_dtype gamma_dtype;
+  anyfuse_dtype smooth_scale1_dtype;
+  anyfuse_dtype smooth_scale2_dtype;
+  anyfuse_dtype beta_dtype;
+  anyfuse_dtype y_dtype; /* INT8, INT4, FLOAT8_E4M3FN, FLOAT8_E5M2 or HIFLOAT8 */
+  int32_t convention;
+  int32_t threads;
+} anyfuse_add_rms_norm_dynamic_quant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params);
+
+/* ---- lazy_adam: Adam for the rows of tables that a step names, equal ids summed first, for a list of tables ---- */
+
+typedef struct anyfuse_lazy_adam_row {
+  int64_t n;    /* rows given; at most 2^32 - 1 without assume_unique */
+  int64_t rows; /* of the table */
+  int64_t dim;
+  const void *gradient; /* n rows of dim */
+  const void *indices;  /* n ids; negative ones are skipped */
+  void *m;              /* fp32 */
+  void *v;              /* fp32 */
+  void *var;
+  double lr; /* of this table, already bias-corrected */
+  anyfuse_dtype gradient_dtype;
+  anyfuse_dtype indices_dtype; /* ANYFUSE_INT32 or ANYFUSE_INT64 */
+  anyfuse_dtype var_dtype;
+  int32_t reserved;
+} anyfuse_lazy_adam_row;
+
+typedef struct anyfuse_lazy_adam_params {
+  size_t size;
+  size_t row_size;
+  const anyfuse_lazy_adam_row *rows;
+  int64_t count;
+  double beta1;
+  double beta2;
+  double epsilon;        /* its magnitude in fp32 is at least that of 1e-8 */
+  int32_t assume_unique; /* the ids of a table are distinct: equal ones are not looked for */
+  int32_t convention;
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_lazy_adam_params;
+
+ANYFUSE_API anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params);
+/* ---- quant_matmul_dequant: rows quantized to int8, times int8 weights, back to float, in one pass ---- */
+
+/* How the weights of a logical matrix W[n, k] lie. */
+enum {
+  ANYFUSE_WEIGHT_NK = 0,    /* (n, k) */
+  ANYFUSE_WEIGHT_KN = 1,    /* (k, n) */
+  ANYFUSE_WEIGHT_NZ_NK = 2, /* FRACTAL_NZ (ceil(k/32), ceil(n/16), 16, 32): [k/32][n/16][n%16][k%32] */
+  ANYFUSE_WEIGHT_NZ_KN = 3, /* FRACTAL_NZ (ceil(n/32), ceil(k/16), 16, 32): [n/32][k/16][k%16][n%32] */
+  ANYFUSE_WEIGHT_PACKED =
+      4 /* (ceil(n/16), ceil(k/4), 16, 4): [n/16][k/4][n%16][k%4], as the kernels of every target read */
+};
+
+/* How many scales the rows of x have, where scales are given. */
+enum { ANYFUSE_PER_TOKEN = 0, ANYFUSE_PER_TENSOR = 1 };
+
+typedef struct anyfuse_quant_matmul_dequant_params {
+  size_t size;
+  int64_t m;
+  int64_t n;
+  int64_t k;                /* at most 131071 */
+  const void *x;            /* (m, k); int8: rows already quantized, with their scales in x_scale */
+  const void *weight;       /* int8; padding of the blocked layouts is never used */
+  const void *weight_scale; /* (n) float32; int64: the low 32 bits are the float32 weight scale times x scale */
+  const int32_t *bias;      /* (n) or NULL */
+  const void *x_scale;      /* (m) or (1), float32, or float16 beside an int64 weight_scale; NULL: from each row */
+  const void *smooth_scale; /* (k) or NULL */
+  void *out;                /* (m, n) */
+  anyfuse_dtype x_dtype;
+  anyfuse_dtype weight_scale_dtype;
+  anyfuse_dtype x_scale_dtype;
+  anyfuse_dtype smooth_scale_dtype;
+  anyfuse_dtype out_dtype;
+  int32_t weight_layout;
+  int32_t quant_mode;
+  int32_t convention;
+  int32_t threads;
+  int32_t reserved;
+} anyfuse_quant_matmul_dequant_params;
+
+ANYFUSE_API anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matmul_dequant_params *params);
+
+/* The index of the target that quant_matmul_dequant runs on: the one in use or, where its int8 kernel gave a wrong
+ * answer to a known question (asked once, at first use), the best one below that answers right. -1 as
+ * anyfuse_target_current. */
+ANYFUSE_API int32_t anyfuse_quant_matmul_dequant_target(void);
 
 /* ---- apply_adam_w_quant: AdamW with moments of 8 bits, scaled block by block, for a list of tensors ---- */
 

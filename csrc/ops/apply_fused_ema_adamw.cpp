@@ -58,8 +58,7 @@ ANYFUSE_KERNEL(apply_fused_ema_adamw, EmaAdamWStep) {
     const int64_t n = end - i < kTile ? end - i : kTile;
     const Tile tile = {tile_read(row.grad_dtype, row.grad, i, n, scratch[0]),
                        tile_read(row.var_dtype, row.var, i, n, scratch[1]),
-                       tile_read(row.m_dtype, row.m, i, n, scratch[2]),
-                       tile_read(row.v_dtype, row.v, i, n, scratch[3]),
+                       tile_read(row.m_dtype, row.m, i, n, scratch[2]), tile_read(row.v_dtype, row.v, i, n, scratch[3]),
                        tile_read(row.s_dtype, row.s, i, n, scratch[4])};
     if (args.device)
       args.decoupled ? step_tile<true, true>(args, tile) : step_tile<false, true>(args, tile);
@@ -88,14 +87,15 @@ namespace {
 using Params = anyfuse_apply_fused_ema_adamw_params;
 using Row = anyfuse_apply_fused_ema_adamw_row;
 
-constexpr int64_t kPiece = 16384;    // elements; 9 streams of 64 KiB each keep a core busy for about 10 us
+constexpr int64_t kPiece = 16384;     // elements; 9 streams of 64 KiB each keep a core busy for about 10 us
 constexpr int64_t kParallel = 32768;  // below this a second thread costs more than it saves
 
 struct List {
   const Params *params;
   Row at(int64_t index) const {
     Row row;
-    anyfuse::read_struct(reinterpret_cast<const char *>(params->rows) + index * params->row_size, params->row_size, &row);
+    anyfuse::read_struct(reinterpret_cast<const char *>(params->rows) + index * params->row_size, params->row_size,
+                         &row);
     return row;
   }
 };

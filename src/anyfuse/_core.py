@@ -114,6 +114,27 @@ def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
     return call
 
 
+class StreamArray(Struct, c_name="anyfuse_stream_array"):
+    _fields_ = [("data", pointer), ("width", i64), ("access", i32), ("by_index", i32)]
+
+
+class StreamParams(Struct, c_name="anyfuse_stream_params"):
+    _fields_ = [
+        ("size", size),
+        ("arrays", pointer),
+        ("count", i64),
+        ("units", i64),
+        ("tile", i64),
+        ("index", pointer),
+        ("nontemporal", i32),
+        ("threads", i32),
+    ]
+
+
+#: The memory traffic of a kernel without its arithmetic (used by `anyfuse bench` alone).
+stream = function("stream", StreamParams)
+
+
 def version() -> str:
     """The version compiled into the library."""
     return _library.anyfuse_version().decode()
@@ -140,6 +161,12 @@ def available_targets() -> list[str]:
 def current_target() -> str:
     """The instruction set in use."""
     return targets()[_library.anyfuse_target_current()]
+
+
+def operator_target(name: str) -> str:
+    """The instruction set that an operator with a known-answer check runs on: the one in use, or the best one below it
+    whose kernel answers right."""
+    return targets()[getattr(_library, f"anyfuse_{name}_target")()]
 
 
 def set_target(name: str | None) -> None:

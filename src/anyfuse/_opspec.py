@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from ._sampling import Draw
+    from ._soc import Profiles
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,46 @@ class BadCall:
 
 
 @dataclass(frozen=True)
+class Preset:
+    """A case that is known elsewhere: its sizes, attributes and file names (argument or output name to file)."""
+
+    summary: str
+    sizes: tuple[int, ...]
+    attributes: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    goldens: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """How `anyfuse case` makes one plain call of an operator.
+
+    `inputs(draw, sizes, dtype, attributes)` returns every tensor that the operator can take, contiguous, with everyday
+    values; those whose default is None stay out of a case unless it asks for them, or `always` names them. `sizes` are
+    the numbers of a case's shape: one for each name in `axes` or, where that is empty, a shape of any rank; here stand
+    the default ones. `dtypes` are the choices, the default first. `encodings(attributes)` names the outputs that hold
+    packed or coded values in another dtype ("int4", "hifloat8").
+    """
+
+    inputs: Callable[[Draw, tuple[int, ...], torch.dtype, Mapping[str, Any]], dict[str, torch.Tensor]]
+    sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    axes: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    encodings: Callable[[Mapping[str, Any]], Mapping[str, str]] = field(default=lambda attributes: {})
+
+
+@dataclass(frozen=True)
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
     `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that
     defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a
     random valid call, `edges` are calls worth trying every time (the last of them large enough for several threads),
-    `bad_calls` what must be refused.
+    `bad_calls` what must be refused. `case` describes a plain call for cases on disk, `profiles` what each product
+    takes (None: no product limits it).
     """
 
     name: str
@@ -48,6 +84,8 @@ class OpSpec:
     bad_calls: Callable[[], Iterable[BadCall]]
     edges: Callable[[], Iterable[Sample]] = field(default=tuple)
     in_place: tuple[str, ...] = ()
+    case: CaseSpec | None = None
+    profiles: Profiles | None = None
 
 
 REGISTRY: dict[str, OpSpec] = {}

@@ -49,6 +49,27 @@ def use_reference() -> bool:
     return _backend.get() == "reference"
 
 
+_float64: ContextVar[bool] = ContextVar("anyfuse_float64", default=False)
+
+
+@contextmanager
+def float64_reference() -> Iterator[None]:
+    """Runs the block's operators on their references, computing in float64 and rounding once, at each store.
+
+    For goldens that do not depend on the order of roundings: the update rule is the reference's own.
+    """
+    token = _float64.set(True)
+    try:
+        with backend("reference"):
+            yield
+    finally:
+        _float64.reset(token)
+
+
+def use_float64() -> bool:
+    return _float64.get()
+
+
 def convention_or_default(convention: str | None) -> str:
     """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or "formula"."""
     return _default_convention if convention is None else _one_of("convention", convention, CONVENTIONS)

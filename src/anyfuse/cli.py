@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -17,6 +16,12 @@ from rich.table import Table
 import anyfuse
 
 from . import _core
+from ._console import Json, print_json, table
+from ._soc import PRODUCTS, limits_on
+from .acl_config import acl_config
+from .bench.command import bench
+from .demo.command import demo
+from .verify.command import cases_app, verify
 
 app = typer.Typer(
     name="anyfuse",
@@ -26,7 +31,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text for people.")]
+app.command()(verify)
+app.command()(demo)
+app.command("acl-config")(acl_config)
+app.add_typer(cases_app, name="case")
 
 
 @app.callback()
@@ -49,6 +57,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "thread_pool": _core.thread_pool(),
         "target": _core.current_target(),
+        "matmul_target": _core.operator_target("quant_matmul_dequant"),
         "targets_available": _core.available_targets(),
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],
@@ -66,23 +75,50 @@ def _cpu_name() -> str:
 
 
 @app.command()
-def info(json_: Json = False) -> None:
+def info(
+    soc: Annotated[
+        str | None, typer.Option("--soc", help="Show what a product takes of each operator instead.")
+    ] = None,
+    json_: Json = False,
+) -> None:
     """Show versions, instruction sets, threads and operators: what a bug report needs."""
+    if soc is not None:
+        show_product(soc, json_)
+        return
     facts = machine()
     if json_:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return
-    table = Table(show_header=False, box=None)
+    lines = Table(show_header=False, box=None)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
-    Console().print(table)
+        lines.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+    Console().print(lines)
+
+
+def show_product(name: str, json_: bool) -> None:
+    """Prints each operator's limits on a product, from the tables that calls are checked with."""
+    limits = {spec.name: limits_on(name, spec.profiles) for spec in anyfuse._REGISTRY.values()}
+    if json_:
+        print_json({"soc": name, "product": PRODUCTS[name], "operators": limits})
+        return
+    lines = table(f"{name}: {PRODUCTS[name]}", "operator", "argument", "accepted", wrap=("accepted",))
+    for operator, rules in limits.items():
+        if not rules:
+            lines.add_row(operator, "", "not available" if rules is None else "no limits beyond the operator's own")
+        for i, (argument, accepted) in enumerate((rules or {}).items()):
+            lines.add_row("" if i else operator, argument, accepted)
+        lines.add_section()
+    Console().print(lines)
+
+
+app.command()(bench)
 
 
 def main() -> None:
     """Runs the command; an error is one line on stderr, unless --debug asks for its traceback."""
     try:
         app()
-    except (ValueError, TypeError, OSError, RuntimeError, IndexError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, IndexError, MemoryError) as error:
         if os.environ.get("ANYFUSE_DEBUG"):
             raise
         print(f"anyfuse: {error}", file=sys.stderr)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._settings import use_float64
 
 library = torch.library.Library("anyfuse", "DEF")
 
@@ -128,9 +129,14 @@ def check_scalar(name: str, value: Tensor | None) -> None:
 # ---- numbers ----
 
 
+def real(tensor: Tensor) -> Tensor:
+    """A tensor in the type that references compute in: fp32 (float64 under `float64_reference`)."""
+    return tensor.double() if use_float64() else tensor.float()
+
+
 def f32(value: float) -> float:
-    """The nearest fp32 value (infinity beyond its range)."""
-    return ctypes.c_float(value).value
+    """The nearest fp32 value, infinity beyond its range (the value itself under `float64_reference`)."""
+    return value if use_float64() else ctypes.c_float(value).value
 
 
 def power(base: float, exponent: float) -> float:
@@ -144,8 +150,8 @@ def power(base: float, exponent: float) -> float:
 
 
 def correctly_rounded_sqrt(x: Tensor) -> Tensor:
-    """The fp32 square root rounded once. `torch.sqrt` on CPU is one ulp off for about 17 % of its inputs."""
-    return x.double().sqrt().float()
+    """The square root rounded once. `torch.sqrt` in fp32 on CPU is one ulp off for about 17 % of its inputs."""
+    return x.double().sqrt().to(x.dtype)
 
 
 # ---- memory ----

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +35,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from ..formats import codebook
 from . import _dispatch as d
 
@@ -46,6 +47,19 @@ SCHEMA = (
     "Tensor qmap_v, Tensor(d!)[] absmax_m, Tensor(e!)[] absmax_v, Tensor[] step, float lr, float beta1, float beta2, "
     "float weight_decay, float eps, float gnorm_scale, int block_size, str convention, bool skip_nonfinite, "
     "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize) -> ()"
+)
+
+PROFILES = Profiles(
+    "apply_adam_w_quant",
+    {
+        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
+            one_dtype=("var", "grad"),
+            ranks={"var": (1, 8)},
+            shapes={"step": (1,)},
+            values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
+            absent=("grad_scale", "found_inf"),
+        )
+    },
 )
 
 
@@ -165,9 +179,12 @@ def check(
     absmax_v: Sequence[Tensor],
     step: Sequence[Tensor],
     block_size: int,
+    skip_nonfinite: bool,
+    nonzero_v: bool,
     lr: Tensor | None,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    maximize: bool,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     codebook.check_block_size(block_size)
@@ -189,6 +206,11 @@ def check(
     d.check_scalar("lr", lr)
     d.check_scalar("grad_scale", grad_scale)
     d.check_scalar("found_inf", found_inf)
+    if restricted():
+        PROFILES.check(
+            var=var, grad=grad, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
+            grad_scale=grad_scale, found_inf=found_inf, maximize=maximize,
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -239,7 +261,8 @@ def reference(
         rest1, rest2, step_size, eps_c2, decay = _device_numbers(step, lr, beta1, beta2, weight_decay, eps)
     else:
         rest1, rest2, step_size, eps_c2, decay = _formula_numbers(step, lr, beta1, beta2, weight_decay, eps)
-    g, p, m_codes, v_codes = (codebook.blocks_of(tensor, block_size) for tensor in (grad.float(), var.float(), m, v))
+    g, p, m_codes, v_codes = (codebook.blocks_of(tensor, block_size) for tensor in (d.real(grad), d.real(var), m, v))
+    qmap_m, qmap_v = d.real(qmap_m), d.real(qmap_v)
     m_old, v_old = qmap_m[m_codes.long()] * absmax_m[:, None], qmap_v[v_codes.long()] * absmax_v[:, None]
     inside = codebook.blocks_of(torch.ones(var.shape, dtype=torch.bool), block_size)
 
@@ -383,7 +406,8 @@ def _cpu(
     maximize: bool,
 ) -> None:
     check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, lr_tensor, grad_scale, found_inf
+        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
+        lr_tensor, grad_scale, found_inf, maximize,
     )  # fmt: skip
     in_place = (("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v))
     d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
@@ -453,7 +477,8 @@ def _fake(
     maximize: bool,
 ) -> None:
     check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, lr_tensor, grad_scale, found_inf
+        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
+        lr_tensor, grad_scale, found_inf, maximize,
     )  # fmt: skip
 
 
@@ -531,6 +556,33 @@ def draw(draw: Draw) -> Sample:
     }
     shapes = [tuple(tensor.shape) for tensor in lists["var"]]
     return Sample(f"shapes={shapes} dtype={dtype} block_size={block_size}", arguments)
+
+
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """A state that a few steps could have left: the codes of moments that belong together."""
+    block_size = attributes["block_size"]
+    codebook.check_block_size(block_size)
+    qmap_m, qmap_v = (codebook.create_codebook("dynamic", signed=signed) for signed in (True, False))
+    moment = draw.normal(shape, scale=0.1)
+    square = moment.square() + draw.normal(shape, scale=0.01).abs()
+    m, absmax_m = codebook.quantize_blockwise(moment, qmap_m, block_size)
+    v, absmax_v = codebook.quantize_blockwise(square, qmap_v, block_size, nonzero=True)
+    return {
+        "var": draw.normal(shape, dtype),
+        "grad": draw.normal(shape, dtype, scale=0.1),
+        "m": m,
+        "v": v,
+        "qmap_m": qmap_m,
+        "qmap_v": qmap_v,
+        "absmax_m": absmax_m,
+        "absmax_v": absmax_v,
+        "step": torch.tensor([10]),
+        "lr": torch.tensor([1e-3]),
+        "grad_scale": torch.tensor([1024.0]),
+        "found_inf": torch.zeros(1),
+    }
 
 
 def edges() -> Iterable[Sample]:
@@ -630,5 +682,7 @@ register(
         draw=draw,
         edges=edges,
         bad_calls=bad_calls,
+        case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS),
+        profiles=PROFILES,
     )
 )

@@ -15,16 +15,17 @@ Tensors of 16 bits are widened at the load and rounded once at the store; m', v'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, OpSpec, Sample, register
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
 from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
 
 SCHEMA = (
@@ -32,6 +33,20 @@ SCHEMA = (
     "Tensor[] step, float lr, float ema_decay, float beta1, float beta2, float eps, int adam_mode, "
     "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
     "Tensor? found_inf, bool maximize) -> ()"
+)
+
+PROFILES = Profiles(
+    "apply_fused_ema_adamw",
+    {
+        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
+            dtypes={"var": d.FLOATS},
+            one_dtype=("var", "grad", "m", "v", "s"),
+            ranks={"var": (1, 8)},
+            shapes={"step": (1,)},
+            values={"maximize": (False,)},
+            absent=("grad_scale", "found_inf"),
+        )
+    },
 )
 
 
@@ -122,6 +137,7 @@ def check(
     lr: Tensor | None,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
+    maximize: bool,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
@@ -130,6 +146,10 @@ def check(
     d.check_scalar("lr", lr)
     d.check_scalar("grad_scale", grad_scale)
     d.check_scalar("found_inf", found_inf)
+    if restricted():
+        PROFILES.check(
+            grad=grad, var=var, m=m, v=v, s=s, step=step, maximize=maximize, grad_scale=grad_scale, found_inf=found_inf
+        )
 
 
 # ---- reference ----
@@ -156,7 +176,7 @@ def reference(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
     device = convention == "device"
-    g, p, m_old, v_old, s_old = (tensor.float() for tensor in (grad, var, m, v, s))
+    g, p, m_old, v_old, s_old = (d.real(tensor) for tensor in (grad, var, m, v, s))
     b1, b2, decay, wd = d.f32(beta1), d.f32(beta2), d.f32(ema_decay), d.f32(weight_decay)
     rest1, rest2, rest = (d.f32(1.0 - (d.f32(x) if device else x)) for x in (beta1, beta2, ema_decay))
     c1, c2 = (d.f32(1.0 - d.f32(d.power(b, step))) if bias_correction else 1.0 for b in (b1, b2))
@@ -167,10 +187,10 @@ def reference(
     m_new = b1 * m_old + rest1 * g
     v_new = b2 * v_old + ((g * g) * rest2 if device else rest2 * g * g)
     if device:
-        one = torch.ones(())
+        one = torch.ones((), dtype=g.dtype)
         m_hat, v_hat = m_new * (one / c1), v_new * (one / c2)
     else:
-        m_hat, v_hat = m_new / torch.tensor(c1), v_new / torch.tensor(c2)
+        m_hat, v_hat = m_new / torch.tensor(c1, dtype=g.dtype), v_new / torch.tensor(c2, dtype=g.dtype)
     update = m_hat / (d.correctly_rounded_sqrt(v_hat) + d.f32(eps))
     if mode == 1:
         update = update + wd * p
@@ -247,7 +267,7 @@ def _cpu(
     found_inf: Tensor | None,
     maximize: bool,
 ) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf)
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize)
     d.check_memory((("var", var), ("m", m), ("v", v), ("s", s)), (("grad", grad),))
     if found_inf is not None and float(found_inf) != 0.0:
         return
@@ -307,7 +327,7 @@ def _fake(
     found_inf: Tensor | None,
     maximize: bool,
 ) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf)
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize)
 
 
 _op = d.define(SCHEMA, _cpu, _fake)
@@ -363,6 +383,14 @@ def edges() -> Iterable[Sample]:
         yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01})
 
 
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    tensors = {name: draw.normal(shape, dtype) for name in ("grad", "var", "m", "s")}
+    tensors["v"] = (tensors["m"].float().square() + draw.normal(shape, scale=0.1).abs()).to(dtype)
+    return {**tensors, "step": torch.tensor([1]), "grad_scale": torch.tensor([1024.0]), "found_inf": torch.zeros(1)}
+
+
 def bad_calls() -> Iterable[BadCall]:
     def call(**changes: Any) -> dict[str, Any]:
         tensors = {name: torch.ones(3, 4) for name in "grad var m v s".split()}
@@ -407,5 +435,7 @@ register(
         draw=draw,
         edges=edges,
         bad_calls=bad_calls,
+        case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS),
+        profiles=PROFILES,
     )
 )

@@ -1,0 +1,576 @@
+// Rows quantized to int8, times int8 weights, back to float, in one pass. The mathematics, and its reference in a few
+// lines of PyTorch, is in src/anyfuse/ops/quant_matmul_dequant.py; the two must agree to the last bit.
+//
+// Two loops: the rows of x become tiles of codes (core/dot.h), then every strip of 64 columns is multiplied with every
+// block of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that
+// are not packed are brought into panels there, block by block.
+#include "anyfuse.h"
+#include "core/dispatch.h"
+
+namespace anyfuse {
+
+constexpr int kStripPanels = 4, kStripColumns = 16 * kStripPanels;
+constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB (128 KiB where a column has two parts)
+
+// `rows` rows cut into as few tiles as possible, as even as possible.
+struct RowTiles {
+  int64_t rows, count;
+  int64_t begin(int64_t tile) const { return tile * rows / count; }
+};
+
+// One call for a range of rows. A row's factor is what its outputs are multiplied with last.
+struct QuantMatmul {
+  anyfuse_quant_matmul_dequant_params p;
+  RowTiles tiles;
+  int64_t depth;   // k rounded up to whole steps
+  int64_t blocks;  // of tiles
+  void *codes;     // rows * depth codes of the target's own type
+  float *factors;  // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
+  int32_t *sums;   // for each row: the sum of its codes
+};
+
+}  // namespace anyfuse
+
+#if defined(ANYFUSE_TARGET)  // ---- the kernels, once per target ----
+
+#include "core/dot.h"
+#include "core/tile.h"
+
+namespace {
+
+using anyfuse::kStripColumns;
+using anyfuse::kStripPanels;
+using anyfuse::QuantMatmul;
+
+constexpr int kBlockSteps = 64;  // steps of k in a block: its weights are 16 KiB a strip, half of a usual L1
+constexpr int kStripLanes = kStripPanels * kDotPanelLanes;
+
+// ---- quantization ----
+
+ANYFUSE_INLINE int64_t element_size(anyfuse_dtype dtype) {
+  return dtype == ANYFUSE_FLOAT32 ? 4 : dtype == ANYFUSE_INT8 ? 1 : 2;
+}
+
+// x·smooth of one row, a tile at a time; past the row's end it is 0.
+struct SmoothRow {
+  const char *x;
+  const void *smooth;
+  int64_t k;
+  anyfuse_dtype dtype, smooth_dtype;
+};
+
+ANYFUSE_INLINE void smooth_tile(const SmoothRow &row, int64_t index, float *tile) {
+  alignas(64) float x_scratch[kTile], smooth_scratch[kTile];
+  const int64_t n = row.k - index < kTile ? row.k - index : kTile;
+  const float *x = tile_read(row.dtype, row.x, index, n, x_scratch);
+  if (row.smooth == nullptr) {
+    for (int i = 0; i < kTile; i += kWidth) store(tile + i, load(x + i));
+    return;
+  }
+  const float *smooth = tile_read(row.smooth_dtype, row.smooth, index, n, smooth_scratch);
+  for (int i = 0; i < kTile; i += kWidth) store(tile + i, load(x + i) * load(smooth + i));
+}
+
+// The device takes the magnitude of the product as it is in x's own precision.
+ANYFUSE_INLINE vf in_precision_of(anyfuse_dtype dtype, vf v) {
+  return dtype == ANYFUSE_FLOAT32 ? v : half_to_float(dtype, float_to_half(dtype, v));
+}
+
+ANYFUSE_INLINE float magnitude(const SmoothRow &row, bool device) {
+  alignas(64) float tile[kTile];
+  vu largest = {};
+  for (int64_t i = 0; i < row.k; i += kTile) {
+    smooth_tile(row, i, tile);
+    for (int j = 0; j < kTile; j += kWidth) {
+      const vf v = load(tile + j);
+      largest = max_magnitude(largest, bits(abs(device ? in_precision_of(row.dtype, v) : v)));
+    }
+  }
+  const uint32_t top = horizontal_max(largest);
+  float result;
+  memcpy(&result, &top, sizeof result);
+  return result;
+}
+
+ANYFUSE_INLINE vi quantize(vf v, float scale, float reciprocal, bool device) {
+  const vf q = device ? v * reciprocal : v / scale;
+  const vf low = q < -128.0f ? set(-128.0f) : q;
+  const vf clamped = low > 127.0f ? set(127.0f) : low;
+  const vf number = clamped == clamped ? clamped : vf{};
+  return (vi)(bits(number + 12582912.0f) - bits(set(12582912.0f)));  // the rounding of rint_small, read as an integer
+}
+
+ANYFUSE_INLINE int32_t horizontal_sum(vi v) {
+  int32_t lanes[kWidth], sum = 0;
+  memcpy(lanes, &v, sizeof v);
+  for (int i = 0; i < kWidth; ++i) sum += lanes[i];
+  return sum;
+}
+
+// The codes of one tile of a row (n of them; n is only odd at the row's end), from its step `step` on, into their
+// places between the other rows.
+ANYFUSE_INLINE void put_codes(const int8_t *codes, int64_t n, int64_t step, int64_t rows, dot_code *to) {
+  dot_code wide[kTile];
+  for (int i = 0; i < kTile; ++i) wide[i] = codes[i];
+  to += step * rows * kDotDepth;
+  for (int64_t i = 0; i < n; i += kDotDepth) memcpy(to + i * rows, wide + i, kDotDepth * sizeof(dot_code));
+}
+
+struct RowResult {
+  int32_t sum;
+  bool nan;
+};
+
+// Writes the codes of a row. scale 0 makes them all 0.
+ANYFUSE_INLINE RowResult quantize_row(const SmoothRow &row, float scale, bool device, int64_t rows, dot_code *to) {
+  alignas(64) float tile[kTile];
+  alignas(64) int8_t codes[kTile];
+  const float divisor = scale == 0.0f ? __builtin_inff() : scale;
+  const float reciprocal = 1.0f / divisor;
+  vi sum = {}, nan = {};
+  for (int64_t i = 0; i < row.k; i += kTile) {
+    smooth_tile(row, i, tile);
+    for (int j = 0; j < kTile; j += 4 * kWidth) {
+      vi q[4];
+      for (int part = 0; part < 4; ++part) {
+        const vf v = load(tile + j + part * kWidth);
+        q[part] = quantize(v, divisor, reciprocal, device);
+        nan |= v != v;
+        sum += q[part];
+      }
+      store_bytes(codes + j, q);
+    }
+    put_codes(codes, row.k - i < kTile ? row.k - i : kTile, i / kDotDepth, rows, to);
+  }
+  return {horizontal_sum(sum), horizontal_max((vu)nan) != 0};
+}
+
+ANYFUSE_INLINE int32_t copy_row(const int8_t *from, int64_t k, int64_t rows, dot_code *to) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < k; i += kTile) {
+    const int64_t n = k - i < kTile ? k - i : kTile;
+    int8_t codes[kTile] = {};
+    memcpy(codes, from + i, n);
+    for (int j = 0; j < kTile; ++j) sum += codes[j];
+    put_codes(codes, n, i / kDotDepth, rows, to);
+  }
+  return sum;
+}
+
+ANYFUSE_INLINE float given_scale(const anyfuse_quant_matmul_dequant_params &p, int64_t row) {
+  alignas(64) float one[kTile];
+  const int64_t index = p.quant_mode == ANYFUSE_PER_TENSOR ? 0 : row;
+  return tile_read(p.x_scale_dtype, p.x_scale, index, 1, one)[0];
+}
+
+ANYFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
+
+ANYFUSE_INLINE void quantize_into(const QuantMatmul &args, int64_t row, int64_t rows, dot_code *to) {
+  const auto &p = args.p;
+  const bool device = p.convention == ANYFUSE_DEVICE;
+  const char *x = static_cast<const char *>(p.x) + row * p.k * element_size(p.x_dtype);
+  if (p.x_dtype == ANYFUSE_INT8) {
+    args.sums[row] = copy_row(reinterpret_cast<const int8_t *>(x), p.k, rows, to);
+    args.factors[row] = given_scale(p, row);
+    return;
+  }
+  const SmoothRow smooth = {x, p.smooth_scale, p.k, p.x_dtype, p.smooth_scale_dtype};
+  const bool dynamic = p.x_scale == nullptr;
+  const float scale = dynamic ? magnitude(smooth, device) / 127.0f : given_scale(p, row);
+  const RowResult result = quantize_row(smooth, scale, device, rows, to);
+  const bool included = p.weight_scale_dtype == ANYFUSE_INT64 && scale != 0.0f;
+  const bool nan = result.nan || (dynamic && !is_finite(scale));
+  args.sums[row] = result.sum;
+  args.factors[row] = nan ? __builtin_nanf("") : included ? 1.0f : scale;
+}
+
+// ---- weights into panels ----
+
+typedef int8_t b16 __attribute__((vector_size(16)));
+typedef int16_t h8 __attribute__((vector_size(16)));
+typedef int32_t w4 __attribute__((vector_size(16)));
+
+// `count` bytes of a vector, the rest 0.
+ANYFUSE_INLINE b16 load_bytes(const int8_t *from, int64_t count) {
+  b16 v = {};
+  if (count >= 16)
+    memcpy(&v, from, 16);
+  else if (count > 0)
+    memcpy(&v, from, count);
+  return v;
+}
+
+// 16 values of k of 4 columns: column j at from + j·stride, of which `depth` are there; columns from `columns` on are
+// 0.
+template <bool whole>
+ANYFUSE_INLINE void pack_group(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  w4 r[4];
+  for (int i = 0; i < 4; ++i) r[i] = (w4)load_bytes(from + i * stride, whole ? 16 : i < columns ? depth : 0);
+  const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  const w4 step[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
+                      __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) memcpy(to + i * kDotLine, &step[i], 16);
+}
+
+// One panel of up to 16 columns from rows of k: column j at from + j·stride. Writes whole groups of 16 values of k.
+ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  for (int64_t line = 0; line < depth; line += 64)  // a cache line of a column at a time: columns may lie 4 KiB apart
+    for (int64_t j = 0; j < kDotPanel; j += 4) {
+      const int8_t *column = from + j * stride;
+      int8_t *group = to + 4 * j;
+      for (int i = 0; i < 4; ++i)  // the next block of k; no stream that the hardware would follow
+        if (j + i < columns) __builtin_prefetch(column + i * stride + line + kBlockSteps * kDotDepth, 0, 2);
+      const int64_t end = line + 64 < depth ? line + 64 : depth;
+      int64_t k = line;
+      if (j + 4 <= columns)
+        for (; k + 16 <= end; k += 16) pack_group<true>(column + k, stride, 4, 16, group + k * kDotPanel);
+      for (; k < end; k += 16) pack_group<false>(column + k, stride, columns - j, end - k, group + k * kDotPanel);
+    }
+}
+
+// 4 values of k of 16 columns: value i at from + i·stride, of which `depth` are there.
+template <bool whole>
+ANYFUSE_INLINE void pack_step(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
+  b16 r[4];
+  for (int i = 0; i < 4; ++i) r[i] = load_bytes(from + i * stride, whole ? 16 : i < depth ? columns : 0);
+#define ANYFUSE_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define ANYFUSE_HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+  const h8 a = (h8)ANYFUSE_LOW(r[0], r[1]), b = (h8)ANYFUSE_HIGH(r[0], r[1]);
+  const h8 c = (h8)ANYFUSE_LOW(r[2], r[3]), d = (h8)ANYFUSE_HIGH(r[2], r[3]);
+#undef ANYFUSE_LOW
+#undef ANYFUSE_HIGH
+  const h8 line[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
+                      __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
+                      __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
+                      __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
+  memcpy(to, line, sizeof line);
+}
+
+// One panel of up to 16 columns from rows of columns: value k at from + k·stride. Writes whole steps.
+ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth,
+                                         int8_t *to) {
+  int64_t k = 0;
+  if (columns == kDotPanel)
+    for (; k + 4 <= depth; k += 4) pack_step<true>(from + k * stride, stride, 16, 4, to + k * kDotPanel);
+  for (; k < depth; k += 4) pack_step<false>(from + k * stride, stride, columns, depth - k, to + k * kDotPanel);
+}
+
+// Columns of `panel`, values [begin, begin + depth) of k; begin is a multiple of 256.
+ANYFUSE_INLINE void pack_panel(const anyfuse_quant_matmul_dequant_params &p, int64_t panel, int64_t begin,
+                               int64_t depth, int8_t *to) {
+  const int8_t *weight = static_cast<const int8_t *>(p.weight);
+  const int64_t j = panel * kDotPanel;
+  const int64_t columns = p.n - j < kDotPanel ? p.n - j : kDotPanel;
+  switch (p.weight_layout) {
+    case ANYFUSE_WEIGHT_NK:
+      return pack_rows_of_k(weight + j * p.k + begin, p.k, columns, depth, to);
+    case ANYFUSE_WEIGHT_KN:
+      return pack_rows_of_columns(weight + begin * p.n + j, p.n, columns, depth, to);
+    case ANYFUSE_WEIGHT_NZ_NK: {
+      const int64_t panels = (p.n + 15) / 16;
+      for (int64_t k = 0; k < depth; k += 32)
+        pack_rows_of_k(weight + ((begin + k) / 32 * panels + panel) * 512, 32, columns, depth - k < 32 ? depth - k : 32,
+                       to + k * kDotPanel);
+      return;
+    }
+    default: {  // ANYFUSE_WEIGHT_NZ_KN
+      const int64_t k_blocks = (p.k + 15) / 16;
+      for (int64_t k = 0; k < depth; k += 16)
+        pack_rows_of_columns(weight + (j / 32 * k_blocks + (begin + k) / 16) * 512 + j % 32, 32, columns,
+                             depth - k < 16 ? depth - k : 16, to + k * kDotPanel);
+    }
+  }
+}
+
+// ---- one strip of columns, one block of rows ----
+
+struct Strip {
+  int64_t column, columns;
+  int panels;
+  float scale[kStripColumns];
+  double bias[kStripColumns];
+};
+
+ANYFUSE_INLINE void read_strip(const anyfuse_quant_matmul_dequant_params &p, int64_t index, Strip *strip) {
+  strip->column = index * kStripColumns;
+  strip->columns = p.n - strip->column < kStripColumns ? p.n - strip->column : kStripColumns;
+  strip->panels = static_cast<int>((strip->columns + kDotPanel - 1) / kDotPanel);
+  for (int64_t j = 0; j < kStripColumns; ++j) {
+    const int64_t column = strip->column + (j < strip->columns ? j : 0);
+    const bool packed = p.weight_scale_dtype == ANYFUSE_INT64;
+    const uint32_t low = packed ? static_cast<uint32_t>(static_cast<const int64_t *>(p.weight_scale)[column]) : 0;
+    memcpy(&strip->scale[j],
+           packed ? static_cast<const void *>(&low) : static_cast<const float *>(p.weight_scale) + column,
+           sizeof(float));
+    strip->bias[j] = p.bias == nullptr ? 0.0 : p.bias[column];
+  }
+}
+
+// acc + bias fits a double exactly, so that the conversion to fp32 is the only rounding.
+ANYFUSE_INLINE void dequantize_row(const QuantMatmul &args, const Strip &strip, int64_t row, const int32_t *sums) {
+  alignas(64) float out[kStripColumns];
+  const auto &p = args.p;
+  const float factor = args.factors[row];
+  const uint32_t offset = static_cast<uint32_t>(args.sums[row]) * static_cast<uint32_t>(kDotOffset);
+  int32_t acc[kStripColumns];
+  for (int j = 0; j < kStripColumns; ++j) {
+    uint32_t sum = 0u - offset;
+    for (int part = 0; part < kDotParts; ++part) sum += static_cast<uint32_t>(sums[j * kDotParts + part]);
+    acc[j] = static_cast<int32_t>(sum);
+  }
+  if (factor == 0.0f)
+    memset(out, 0, sizeof out);
+  else if (p.bias == nullptr)
+    for (int j = 0; j < kStripColumns; ++j) out[j] = static_cast<float>(acc[j]) * strip.scale[j] * factor;
+  else
+    for (int j = 0; j < kStripColumns; ++j)
+      out[j] = static_cast<float>(static_cast<double>(acc[j]) + strip.bias[j]) * strip.scale[j] * factor;
+  const int64_t index = row * p.n + strip.column;
+  if (p.out_dtype == ANYFUSE_FLOAT32)
+    memcpy(static_cast<float *>(p.out) + index, out, strip.columns * sizeof(float));
+  else
+    floats_to_halves(p.out_dtype, out, static_cast<uint16_t *>(p.out) + index, strip.columns);
+}
+
+ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, int64_t first_tile, int64_t last_tile) {
+  alignas(64) int32_t sums[anyfuse::kBlockTiles * kDotRows * kStripLanes];
+  alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
+  const auto &p = args.p;
+  const int64_t steps = args.depth / kDotDepth, first_row = args.tiles.begin(first_tile);
+  const bool packed_weights = p.weight_layout == ANYFUSE_WEIGHT_PACKED;
+  for (int64_t step = 0; step < steps; step += kBlockSteps) {
+    const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
+    const int64_t panel = strip.column / kDotPanel;
+    const int8_t *weights = static_cast<const int8_t *>(p.weight) + (panel * steps + step) * kDotLine;
+    int64_t panel_bytes = steps * kDotLine;
+    if (!packed_weights) {
+      const int64_t k = step * kDotDepth, depth = p.k - k < kBlockSteps * kDotDepth ? p.k - k : kBlockSteps * kDotDepth;
+      weights = packed;
+      panel_bytes = kBlockSteps * kDotLine;
+      for (int i = 0; i < strip.panels; ++i) pack_panel(p, panel + i, k, depth, packed + i * panel_bytes);
+    }
+    DotWork work = {};
+    work.weights = weights;
+    work.panel_bytes = panel_bytes;
+    work.panels = strip.panels;
+    work.steps = count;
+    work.sum_stride = kStripLanes;
+    work.add = step > 0;
+    work.ahead = weights + kBlockSteps * kDotLine;
+    work.ahead_panels = packed_weights ? strip.panels : 0;
+    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+      const int64_t row = args.tiles.begin(tile);
+      const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
+      work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
+      work.sums = sums + (row - first_row) * kStripLanes;
+      dot_panels(rows, work);
+    }
+  }
+  if (steps == 0) memset(sums, 0, sizeof sums);
+  const int64_t last_row = args.tiles.begin(last_tile);
+  for (int64_t row = first_row; row < last_row; ++row)
+    dequantize_row(args, strip, row, sums + (row - first_row) * kStripLanes);
+}
+
+}  // namespace
+
+// Tiles [begin, end) of rows.
+ANYFUSE_KERNEL(quant_matmul_dequant_rows, QuantMatmul) {
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const int64_t first = args.tiles.begin(tile), last = args.tiles.begin(tile + 1);
+    dot_code *codes = static_cast<dot_code *>(args.codes) + first * args.depth;
+    for (int64_t row = first; row < last; ++row)
+      quantize_into(args, row, last - first, codes + (row - first) * kDotDepth);
+  }
+}
+
+// Pieces [begin, end): strip by strip, and within a strip block by block.
+ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
+  Strip strip;
+  for (int64_t piece = begin; piece < end; ++piece) {
+    const int64_t block = piece % args.blocks;
+    if (piece == begin || block == 0) read_strip(args.p, piece / args.blocks, &strip);
+    multiply_block(args, strip, block * args.tiles.count / args.blocks, (block + 1) * args.tiles.count / args.blocks);
+  }
+}
+
+#else  // ---- the entry point, once ----
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "core/params.h"
+
+ANYFUSE_DISPATCH(quant_matmul_dequant_rows, QuantMatmul)
+ANYFUSE_DISPATCH(quant_matmul_dequant, QuantMatmul)
+
+namespace {
+
+using anyfuse::QuantMatmul;
+using Params = anyfuse_quant_matmul_dequant_params;
+
+constexpr int64_t kMaxK = 131071;               // 131072 * 2^14 would not fit int32
+constexpr int64_t kTileRows = 6;                // as in core/dot.h
+constexpr int64_t kCodeBytes = 2;               // of the widest code type
+constexpr int64_t kCodesInMemory = 64 << 20;    // bytes; longer inputs are taken in ranges of rows
+constexpr int64_t kParallelMatmul = 1 << 18;    // multiply-adds; about 2 us of one core, what a second thread costs
+constexpr int64_t kParallelQuantize = 1 << 15;  // elements, for the same reason
+constexpr int64_t kManyStrips = 32;             // enough of them to keep many cores busy without cutting the rows too
+
+template <typename T>
+T *offset(T *pointer, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const<T>::value, const char, char>;
+  return pointer == nullptr ? nullptr : reinterpret_cast<T *>(reinterpret_cast<Byte *>(pointer) + bytes);
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool is_float(anyfuse_dtype dtype) {
+  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
+}
+
+int64_t bytes_of(anyfuse_dtype dtype) { return dtype == ANYFUSE_FLOAT32 ? 4 : dtype == ANYFUSE_INT8 ? 1 : 2; }
+
+anyfuse_status check_dtypes(const Params &p) {
+  const bool quantized = p.x_dtype == ANYFUSE_INT8, packed_scale = p.weight_scale_dtype == ANYFUSE_INT64;
+  if (!(quantized || is_float(p.x_dtype)) || !is_float(p.out_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (!packed_scale && p.weight_scale_dtype != ANYFUSE_FLOAT32) return ANYFUSE_INVALID_DTYPE;
+  if (p.x_scale != nullptr && p.x_scale_dtype != (packed_scale ? ANYFUSE_FLOAT16 : ANYFUSE_FLOAT32))
+    return ANYFUSE_INVALID_DTYPE;
+  if (p.smooth_scale != nullptr && !is_float(p.smooth_scale_dtype)) return ANYFUSE_INVALID_DTYPE;
+  return ANYFUSE_OK;
+}
+
+anyfuse_status check_values(const Params &p) {
+  const bool per_tensor = p.quant_mode == ANYFUSE_PER_TENSOR;
+  if (!per_tensor && p.quant_mode != ANYFUSE_PER_TOKEN) return ANYFUSE_INVALID_VALUE;
+  if (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE) return ANYFUSE_INVALID_VALUE;
+  if (p.weight_layout < ANYFUSE_WEIGHT_NK || p.weight_layout > ANYFUSE_WEIGHT_PACKED) return ANYFUSE_INVALID_VALUE;
+  if (per_tensor && p.x_scale == nullptr) return ANYFUSE_INVALID_VALUE;
+  if (p.weight_scale_dtype == ANYFUSE_INT64 && (!per_tensor || p.x_dtype == ANYFUSE_INT8)) return ANYFUSE_INVALID_VALUE;
+  if (p.x_dtype == ANYFUSE_INT8) {  // the scales are results of a quantization: NaN marks a row that is NaN
+    return p.smooth_scale != nullptr || per_tensor || p.x_scale == nullptr ? ANYFUSE_INVALID_VALUE : ANYFUSE_OK;
+  }
+  if (p.x_scale == nullptr) return ANYFUSE_OK;
+  for (int64_t i = 0; i < (per_tensor ? 1 : p.m); ++i) {
+    const uint16_t half = p.x_scale_dtype == ANYFUSE_FLOAT16 ? static_cast<const uint16_t *>(p.x_scale)[i] : 0;
+    const bool accepted = p.x_scale_dtype == ANYFUSE_FLOAT16 ? half <= 0x7c00 || half == 0x8000
+                                                             : static_cast<const float *>(p.x_scale)[i] >= 0.0f;
+    if (!accepted) return ANYFUSE_INVALID_VALUE;
+  }
+  return ANYFUSE_OK;
+}
+
+anyfuse_status check(const Params &p) {
+  if (p.m < 0 || p.n < 0 || p.k < 0 || p.k > kMaxK) return ANYFUSE_INVALID_SIZE;
+  if (anyfuse_status status = check_dtypes(p)) return status;
+  if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
+  if (p.out == nullptr || p.weight_scale == nullptr || (p.k > 0 && (p.x == nullptr || p.weight == nullptr)))
+    return ANYFUSE_INVALID_POINTER;
+  return check_values(p);
+}
+
+// One range of rows.
+void run_rows(QuantMatmul &args, int32_t target) {
+  const Params &p = args.p;
+  const auto quantize = quant_matmul_dequant_rows_kernel_of(target);
+  const auto multiply = quant_matmul_dequant_kernel_of(target);
+  args.tiles = {p.m, divide_up(p.m, kTileRows)};
+  const int64_t strips = divide_up(p.n, anyfuse::kStripColumns);
+  int64_t tiles_in_block = anyfuse::kBlockTiles;
+  while (tiles_in_block > 8 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
+  args.blocks = divide_up(args.tiles.count, tiles_in_block);
+  const int64_t at_once = strips >= kManyStrips ? args.blocks : 1;  // a strip's weights stay in L2 from block to block
+
+  anyfuse::parallel_for(args.tiles.count, p.m * p.k < kParallelQuantize ? 1 : p.threads,
+                        [&](int64_t tile) { quantize(args, tile, tile + 1); });
+  anyfuse::parallel_for(strips * args.blocks / at_once, p.m * p.n * p.k < kParallelMatmul ? 1 : p.threads,
+                        [&](int64_t task) { multiply(args, task * at_once, (task + 1) * at_once); });
+}
+
+anyfuse_status run(const Params &p, int32_t target) {
+  if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
+  QuantMatmul args = {};
+  args.depth = divide_up(p.k, 4) * 4;
+  const int64_t rows =
+      std::min(p.m, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
+  const int64_t row_bytes = kCodeBytes * args.depth + sizeof(float) + sizeof(int32_t);
+  void *memory = std::aligned_alloc(64, divide_up(rows * row_bytes, 64) * 64);
+  if (memory == nullptr) return ANYFUSE_OUT_OF_MEMORY;
+  args.codes = memory;
+  args.factors = reinterpret_cast<float *>(static_cast<char *>(memory) + rows * kCodeBytes * args.depth);
+  args.sums = reinterpret_cast<int32_t *>(args.factors + rows);
+  for (int64_t first = 0; first < p.m; first += rows) {
+    args.p = p;
+    args.p.m = std::min(rows, p.m - first);
+    args.p.x = offset(p.x, first * p.k * bytes_of(p.x_dtype));
+    args.p.out = offset(p.out, first * p.n * bytes_of(p.out_dtype));
+    if (p.quant_mode == ANYFUSE_PER_TOKEN) args.p.x_scale = offset(p.x_scale, first * bytes_of(p.x_scale_dtype));
+    run_rows(args, target);
+  }
+  std::free(memory);
+  return ANYFUSE_OK;
+}
+
+// ---- the known question, for instruction sets that the builder's machine may not have been able to try ----
+
+// Every number of rows that a tile may have, partial strips, panels and steps, and the extremes of int8.
+bool answers_right(int32_t target) {
+  constexpr int kRows = 7, kColumns = 71, kDepth = 39;
+  int8_t x[kRows * kDepth], weight[kColumns * kDepth];
+  const auto pattern = [](int i) { return static_cast<int8_t>(i % 5 == 0 ? -128 : i % 7 == 0 ? 127 : i * 37); };
+  for (int i = 0; i < kRows * kDepth; ++i) x[i] = pattern(i);
+  for (int i = 0; i < kColumns * kDepth; ++i) weight[i] = pattern(i + 3);
+  float ones[kColumns], out[kRows * kColumns];
+  std::fill(ones, ones + kColumns, 1.0f);
+  for (int rows = 1; rows <= kRows; ++rows) {
+    Params p = {};
+    p.m = rows, p.n = kColumns, p.k = kDepth;
+    p.x = x, p.weight = weight, p.weight_scale = ones, p.x_scale = ones, p.out = out;
+    p.x_dtype = ANYFUSE_INT8;
+    p.threads = 1;
+    if (run(p, target) != ANYFUSE_OK) return false;
+    for (int i = 0; i < rows; ++i)
+      for (int j = 0; j < kColumns; ++j) {
+        int32_t sum = 0;
+        for (int k = 0; k < kDepth; ++k) sum += x[i * kDepth + k] * weight[j * kDepth + k];
+        if (out[i * kColumns + j] != static_cast<float>(sum)) return false;  // below 2^24: exact
+      }
+  }
+  return true;
+}
+
+// The target in use, or the best one below it that is right; the answers are remembered.
+int32_t trusted_target() {
+  enum Answer : int8_t { kNotAsked, kRight, kWrong };
+  static std::atomic<int8_t> answers[anyfuse::kTargetCount];
+  int32_t target = anyfuse::current_target();
+  for (; target > 0; --target) {
+    int8_t answer = answers[target].load(std::memory_order_relaxed);
+    if (answer == kNotAsked) {
+      answer = answers_right(target) ? kRight : kWrong;
+      answers[target].store(answer, std::memory_order_relaxed);
+    }
+    if (answer == kRight) break;
+  }
+  return target;
+}
+
+}  // namespace
+
+extern "C" int32_t anyfuse_quant_matmul_dequant_target(void) { return trusted_target(); }
+
+extern "C" anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matmul_dequant_params *params) {
+  Params p;
+  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+  if (anyfuse_status status = check(p)) return status;
+  const int32_t target = trusted_target();
+  return target < 0 ? ANYFUSE_NO_TARGET : run(p, target);
+}
+
+#endif

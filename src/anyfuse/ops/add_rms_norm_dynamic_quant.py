@@ -1,0 +1,621 @@
+r"""Residual add, RMSNorm and dynamic per-row quantization in one pass (document 003, `aclnnAddRmsNormDynamicQuantV2`).
+
+For each row of n elements, in fp32, every operation rounded once, in this order:
+
+    x     = x1 + x2                                (returned rounded to x1's dtype; used unrounded below)
+    ms    = (Σ x·x) · fp32(1/n)
+    r     = 1 / sqrt(ms + epsilon)
+    norm  = ((x·r)·gamma) + beta                   (without beta: (x·r)·gamma)
+    in_k  = norm·smooth_scale_k                    (without smooth_scale_k: norm)        k = 1, 2
+    A     = max |in_k|
+    scale_k = A / Q
+    y_k   = code(in_k / scale_k)
+
+with code and Q of y_dtype:
+
+    int8             127     nearest integer, ties to even, clamped to ±Q
+    int4               7     the same; two codes in a byte
+    float8_e4m3fn    448     nearest, ties to even, saturating
+    float8_e5m2    57344     the same
+    hifloat8       32768     nearest, ties away from zero, saturating
+
+The sum of a row has one order: 64 lanes, element k in lane k mod 64, each lane adding in order from +0; then lane i +
+lane i+half for half = 32, 16, 8, 4, 2, 1.
+
+A row whose scale is 0 (a zero row, or a scale that underflows) has the code 0 everywhere. An infinity or a NaN in x
+makes that row's scale NaN; so does a zero row when epsilon is 0, being 0/0. An infinity that first arises in gamma,
+beta or smooth_scale makes the scale infinite. Codes of NaN are 0 (integers), 0x7F (8-bit floats), 0x80 (HiFloat8).
+Rows do not touch each other, and a row of no elements has scale 0.
+
+`convention="device"` is the order of the Ascend 910B kernel: k = Q / A, scale_k = 1 / k, y_k = code(in_k·k).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
+from .._sampling import Draw
+from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
+from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
+from . import _dispatch as d
+
+SCHEMA = (
+    "add_rms_norm_dynamic_quant(Tensor x1, Tensor x2, Tensor gamma, Tensor? smooth_scale1, Tensor? smooth_scale2, "
+    "Tensor? beta, float epsilon, bool output1, bool output2, str y_dtype, str convention) "
+    "-> (Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
+)
+
+#: Accepted y_dtype and its name in the schema and the C API.
+Y_NAMES: dict[Any, str] = {
+    torch.int8: "int8",
+    "int4": "int4",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    "hifloat8": "hifloat8",
+}
+
+#: What a row's largest magnitude is scaled to.
+LARGEST = {"int8": 127.0, "int4": 7.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "hifloat8": 32768.0}
+
+#: What carries the codes.
+CARRIERS = {
+    "int8": torch.int8,
+    "int4": torch.uint8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "hifloat8": torch.uint8,
+}
+
+
+def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
+    return Limits(
+        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
+        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
+        ranks={"x1": (2, 8)},
+        positive=("epsilon",),
+        values={} if masks else {"output_mask": (None,)},
+    )
+
+
+HALVES = (torch.float16, torch.bfloat16)
+
+PROFILES = Profiles(
+    "add_rms_norm_dynamic_quant",
+    {
+        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
+        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
+        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
+    },
+)
+
+
+def add_rms_norm_dynamic_quant(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Tensor | None = None,
+    smooth_scale2: Tensor | None = None,
+    beta: Tensor | None = None,
+    epsilon: float = 1e-6,
+    output_mask: Sequence[bool] | None = None,
+    y_dtype: torch.dtype | str = torch.int8,
+    convention: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Adds a residual, normalizes each row (RMSNorm) and quantizes it with a scale of its own, once or twice.
+
+    The mathematics is in this module's docstring. `y * scale.unsqueeze(-1)` is close to `norm * smooth_scale`.
+
+    Args:
+        x1, x2: what is added; one shape of at least one dimension, rows along the last one; one dtype: float32, float16
+            or bfloat16. May be the same tensor.
+        gamma: the norm's weight, shape (x1.shape[-1],), x1's dtype or float32.
+        smooth_scale1, smooth_scale2: factors of each branch before it is quantized; as gamma.
+        beta: the norm's bias, added before the smooth scales; as gamma.
+        epsilon: added to the mean square; 0 or more.
+        output_mask: which branches are produced, two booleans. None or empty: the first one, and the second one when
+            both smooth scales are given. With a mask, a branch without smooth scale quantizes the plain norm.
+        y_dtype: torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, "hifloat8" (codes in uint8) or "int4" (two codes in
+            a uint8, the first one in the low nibble; an even last dimension; `y.view(torch.int32)` gives the words of
+            eight where the last dimension is a multiple of 8).
+        convention: "formula" (the document) or "device" (the order of the NPU's kernel); default `ANYFUSE_CONVENTION`.
+
+    Returns:
+        (y1, y2, x, scale1, scale2): codes with x1's shape ("int4": half of the last dimension), the sum in x1's dtype,
+        and float32 scales of shape x1.shape[:-1]. What is not produced has shape (0,). All are contiguous and new.
+
+        Gradients: x is differentiable, as the sum that it is. Codes and scales are constants for autograd, as results
+        of a quantization are: they require no gradient, and none reaches gamma, beta or the smooth scales.
+
+    Raises:
+        TypeError: a dtype or a kind of argument that is not accepted.
+        ValueError: shapes that do not fit, an epsilon below 0, an output_mask that contradicts the smooth scales.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> x1, x2 = torch.tensor([[1.0, 2, 3, 4]]), torch.tensor([[1.0, 0, -1, 4]])
+        >>> y, _, x, scale, _ = anyfuse.add_rms_norm_dynamic_quant(x1, x2, torch.ones(4))
+        >>> y, x
+        (tensor([[ 32,  32,  32, 127]], dtype=torch.int8), tensor([[2., 2., 2., 8.]]))
+    """
+    weights = (gamma, smooth_scale1, smooth_scale2, beta)
+    require_kinds(x1, x2, weights, epsilon)
+    output1, output2 = produced(output_mask, smooth_scale1 is not None, smooth_scale2 is not None)
+    if output_mask and not torch.compiler.is_compiling() and restricted():  # a trace cannot follow context variables
+        PROFILES.check(output_mask=tuple(output_mask))
+    arguments = (x1, x2, *weights, epsilon, output1, output2, y_name(y_dtype), convention_or_default(convention))
+    if torch.is_grad_enabled() and requires_grad(x1, x2, *weights):
+        return _WithGradient.apply(*arguments)
+    return _op(*arguments)
+
+
+NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
+
+
+def require_kinds(x1: Any, x2: Any, weights: tuple[Any, ...], epsilon: Any) -> None:
+    """Refuses what the dispatcher would refuse without telling the argument's name."""
+    for name, value in (("x1", x1), ("x2", x2)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {d.names(d.FLOATS)}")
+    for name, value in zip(NAMES, weights, strict=True):
+        if not isinstance(value, Tensor) and (value is not None or name == "gamma"):
+            accepted = "a tensor" if name == "gamma" else "a tensor or None"
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: {accepted}")
+    if not isinstance(epsilon, (float, int, torch.SymFloat, torch.SymInt)):
+        raise TypeError(f"epsilon is a {type(epsilon).__name__}; accepted: a number")
+
+
+def requires_grad(*tensors: Tensor | None) -> bool:
+    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
+
+
+def y_name(y_dtype: Any) -> str:
+    """The name of an accepted y_dtype; TypeError for another one."""
+    name = Y_NAMES.get(y_dtype) if isinstance(y_dtype, (torch.dtype, str)) else None
+    if name is None:
+        raise TypeError(f"y_dtype is {y_dtype!r}; accepted: {', '.join(map(repr, Y_NAMES))}")
+    return name
+
+
+def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -> tuple[bool, bool]:
+    """Which branches a call produces, from its mask and the smooth scales it has."""
+    if output_mask is not None and not (
+        isinstance(output_mask, (list, tuple)) and all(isinstance(flag, bool) for flag in output_mask)
+    ):
+        raise TypeError(f"output_mask is {output_mask!r}; accepted: two booleans, or None")
+    if not output_mask:
+        d.require(
+            smooth1 or not smooth2, "smooth_scale2 comes without smooth_scale1; accepted: both, or an output_mask"
+        )
+        return True, smooth1 and smooth2
+    d.require(len(output_mask) == 2, f"output_mask has {len(output_mask)} entries; accepted: 2")
+    first, second = output_mask
+    d.require(first or second, "output_mask is (False, False); accepted: at least one True")
+    d.require(first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other")
+    d.require(second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other")
+    return first, second
+
+
+def check(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    outputs: tuple[bool, bool],
+    y_dtype: str,
+) -> None:
+    """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    dtype, shape = x1.dtype, x1.shape
+    d.require_tensor("x1", x1, d.FLOATS)
+    if x2.dtype != dtype:
+        d.require_tensor("x2", x2, (dtype,))
+    d.require(len(shape) > 0, "x1 has shape (); accepted: at least one dimension")
+    d.require_shape("x2", x2, shape, "x1")
+    cols = shape[-1]
+    for name, weight in zip(NAMES, (gamma, smooth_scale1, smooth_scale2, beta), strict=True):
+        if weight is None:
+            continue
+        if weight.dtype != dtype and weight.dtype != torch.float32:
+            d.require_tensor(name, weight, [dtype] if dtype == torch.float32 else [dtype, torch.float32])
+        if weight.dim() != 1 or weight.shape[0] != cols:
+            raise ValueError(f"{name} has shape {tuple(weight.shape)}; accepted: ({cols},), x1's last dimension")
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon is {epsilon}; accepted: 0 or more")
+    if y_dtype == "int4" and cols % 2:
+        raise ValueError(f"x1 has shape {tuple(shape)}; accepted for int4: an even last dimension")
+    if restricted():
+        unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
+        PROFILES.check(
+            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
+            epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
+        )  # fmt: skip
+
+
+# ---- reference ----
+
+
+def reference(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    *,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    outputs: tuple[bool, bool],
+    y_dtype: str,
+    convention: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
+    x = d.real(x1) + d.real(x2)
+    mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
+    r = torch.ones(()) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
+    norm = (x * r.unsqueeze(-1)) * d.real(gamma)
+    if beta is not None:
+        norm = norm + d.real(beta)
+    branches = []
+    for wanted, smooth in zip(outputs, (smooth_scale1, smooth_scale2), strict=True):
+        if wanted:
+            value = norm if smooth is None else norm * d.real(smooth)
+            branches.append(quantize(value, y_dtype, convention))
+        else:
+            branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0)))
+    (y1, scale1), (y2, scale2) = branches
+    return y1, y2, x.to(x1.dtype), scale1, scale2
+
+
+def lane_sum(values: Tensor) -> Tensor:
+    """The sum along the last dimension in the contract's order: 64 lanes, then halves onto halves."""
+    chunks = -(-values.shape[-1] // 64)
+    padded = values.new_zeros(*values.shape[:-1], chunks * 64)
+    padded[..., : values.shape[-1]] = values
+    lanes = values.new_zeros(*values.shape[:-1], 64)
+    for chunk in range(chunks):
+        lanes = lanes + padded[..., chunk * 64 : chunk * 64 + 64]
+    while lanes.shape[-1] > 1:
+        half = lanes.shape[-1] // 2
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes.squeeze(-1)
+
+
+def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Tensor]:
+    """Codes of each row, and its scale."""
+    absmax = values.abs().amax(-1) if values.shape[-1] else values.new_zeros(values.shape[:-1])
+    largest = torch.full_like(absmax, LARGEST[y_dtype])
+    if convention == "device":
+        factor = largest / absmax
+        scale = torch.ones(()) / factor
+        quotient = values * factor.unsqueeze(-1)
+    else:
+        scale = absmax / largest
+        quotient = values / scale.unsqueeze(-1)
+    quotient = torch.where((scale == 0).unsqueeze(-1), torch.zeros(()), quotient)
+    return encode(quotient, y_dtype), scale.float()
+
+
+def encode(quotient: Tensor, y_dtype: str) -> Tensor:
+    if y_dtype == "hifloat8":
+        return encode_hifloat8(quotient.float())
+    if y_dtype not in ("int8", "int4"):
+        return cast_float8(quotient.float(), CARRIERS[y_dtype])
+    integers = quotient.round().clamp(-LARGEST[y_dtype], LARGEST[y_dtype])
+    codes = torch.where(integers.isnan(), torch.zeros(()), integers).to(torch.int8)
+    return pack_int4(codes) if y_dtype == "int4" else codes
+
+
+# ---- CPU ----
+
+
+class Params(_core.Struct, c_name="anyfuse_add_rms_norm_dynamic_quant_params"):
+    _fields_ = [
+        ("size", _core.size),
+        ("rows", _core.i64),
+        ("cols", _core.i64),
+        ("x1", _core.pointer),
+        ("x2", _core.pointer),
+        ("gamma", _core.pointer),
+        ("smooth_scale1", _core.pointer),
+        ("smooth_scale2", _core.pointer),
+        ("beta", _core.pointer),
+        ("y1", _core.pointer),
+        ("y2", _core.pointer),
+        ("x", _core.pointer),
+        ("scale1", _core.pointer),
+        ("scale2", _core.pointer),
+        ("epsilon", _core.f64),
+        ("x_dtype", _core.i32),
+        ("gamma_dtype", _core.i32),
+        ("smooth_scale1_dtype", _core.i32),
+        ("smooth_scale2_dtype", _core.i32),
+        ("beta_dtype", _core.i32),
+        ("y_dtype", _core.i32),
+        ("convention", _core.i32),
+        ("threads", _core.i32),
+    ]
+
+
+_native = _core.function("add_rms_norm_dynamic_quant", Params)
+number = d.NUMBERS
+
+
+def _outputs(x1: Tensor, output1: bool, output2: bool, y_dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialized results, those that are not produced with shape (0,).
+
+    Where a tensor of the same shape is at hand, `empty_like` takes half the time of a shape.
+    """
+    carrier = CARRIERS[y_dtype]
+    lead = list(x1.shape[:-1])
+    x = torch.empty_like(x1, memory_format=torch.contiguous_format)
+    if y_dtype == "int4":
+        y = x1.new_empty([*lead, x1.shape[-1] // 2], dtype=carrier)
+    else:
+        y = torch.empty_like(x, dtype=carrier)
+    scale = x1.new_empty(lead, dtype=torch.float32)
+    if output1 and output2:
+        return y, torch.empty_like(y), x, scale, torch.empty_like(scale)
+    no_y, no_scale = x1.new_empty(0, dtype=carrier), x1.new_empty(0, dtype=torch.float32)
+    return (y, no_y, x, scale, no_scale) if output1 else (no_y, y, x, no_scale, scale)
+
+
+def _cpu(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    output1: bool,
+    output2: bool,
+    y_dtype: str,
+    convention: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
+    if use_reference():
+        return reference(
+            x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
+            outputs=(output1, output2), y_dtype=y_dtype, convention=convention,
+        )  # fmt: skip
+    y1, y2, x, scale1, scale2 = results = _outputs(x1, output1, output2, y_dtype)
+    # Copies are kept by these names until the call is over.
+    x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
+    smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
+    cols = x1.shape[-1]
+    _native(
+        Params(
+            _core.sizeof(Params), x.numel() // cols if cols else x1.shape[:-1].numel(), cols,
+            x1.data_ptr(), x2.data_ptr(), gamma.data_ptr(), _at(smooth_scale1), _at(smooth_scale2), _at(beta),
+            y1.data_ptr() if output1 else None, y2.data_ptr() if output2 else None, x.data_ptr(),
+            scale1.data_ptr() if output1 else None, scale2.data_ptr() if output2 else None, epsilon,
+            number[x1.dtype], number[gamma.dtype], _number(smooth_scale1), _number(smooth_scale2), _number(beta),
+            _core.DTYPES[y_dtype], _core.CONVENTIONS[convention], torch.get_num_threads(),
+        )
+    )  # fmt: skip
+    return results
+
+
+def _contiguous(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.contiguous()
+
+
+def _at(weight: Tensor | None) -> int | None:
+    return None if weight is None else weight.data_ptr()
+
+
+def _number(weight: Tensor | None) -> int:
+    return 0 if weight is None else number[weight.dtype]
+
+
+def _fake(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    output1: bool,
+    output2: bool,
+    y_dtype: str,
+    convention: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
+    return _outputs(x1, output1, output2, y_dtype)
+
+
+_op = d.define(SCHEMA, _cpu, _fake)
+
+
+class _WithGradient(torch.autograd.Function):
+    """The call when an input requires a gradient. Apart from `_op`, so that the others do not pay for it."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return _op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        y1, y2, _, scale1, scale2 = output
+        ctx.mark_non_differentiable(y1, y2, scale1, scale2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradients[2]
+        return gradient, gradient, *(None,) * 9
+
+
+# ---- samples ----
+
+MASKS = (None, (), (True, True), (True, False), (False, True))
+
+
+def _weights(draw: Draw, cols: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """gamma, and some of the optional weights, in x's dtype or float32, together or each for itself."""
+    common = draw.choice((dtype, dtype, torch.float32, None))
+    weights = {}
+    for name, probability in (("gamma", 1.0), ("beta", 0.4), ("smooth_scale1", 0.5), ("smooth_scale2", 0.5)):
+        if draw.chance(probability):
+            weight = draw.normal((cols,), common or draw.choice((dtype, torch.float32)), draw.choice((1.0, 1.0, 100.0)))
+            if draw.chance(0.08):
+                weight = draw.special(weight)
+            weights[name] = draw.view(weight, writable=False)
+    return weights
+
+
+def _mask(draw: Draw, smooth1: bool, smooth2: bool) -> Any:
+    """A mask that goes with the smooth scales."""
+    fitting = []
+    for mask in MASKS:
+        first, second = mask or (True, smooth1 and smooth2)
+        if (first or not smooth1) and (second or not smooth2):
+            fitting.append(mask)
+    return draw.choice(fitting)
+
+
+def draw(draw: Draw) -> Sample:
+    dtype, y_dtype = draw.choice(d.FLOATS), draw.choice(tuple(Y_NAMES))
+    cols = draw.size() if draw.chance(0.98) else draw.choice((16383, 16384, 16385, 16448, 40001))
+    cols += cols % 2 if y_dtype == "int4" else 0
+    rows = draw.choice((0, 1, 2, 3, 5, 6, 8, 16)) if cols < 10000 else draw.choice((1, 2))
+    shape = (*draw.shape(rows, max_dims=7), cols) if draw.chance(0.9) else (cols,)
+    scale = draw.choice((1.0, 1.0, 1.0, 1e-3, 30.0, 1e-20 if dtype != torch.float16 else 1e-6))
+    x1, x2 = draw.normal(shape, dtype, scale), draw.normal(shape, dtype, scale)
+    if draw.chance(0.15):
+        x1 = draw.special(x1)
+    if draw.chance(0.1):
+        x2 = draw.special(x2)
+    if draw.chance(0.15) and x1.numel():
+        flat = x2.view(-1, cols)
+        row = draw.integer(0, flat.shape[0])
+        flat[row] = -x1.view(-1, cols)[row]
+    arguments: dict[str, Any] = {
+        "x1": draw.view(x1, writable=False),
+        "x2": draw.view(x2, writable=False),
+        **_weights(draw, cols, dtype),
+    }
+    arguments["output_mask"] = _mask(draw, "smooth_scale1" in arguments, "smooth_scale2" in arguments)
+    arguments["epsilon"] = draw.choice((1e-6, 1e-6, 1e-5, 1e-3, 1.0, 0.0))
+    arguments["y_dtype"] = y_dtype
+    arguments["convention"] = draw.choice(("formula", "device"))
+    given = [name for name in arguments if name not in ("x1", "x2")]
+    return Sample(f"shape={shape} dtype={dtype} y_dtype={y_dtype} {given}", arguments)
+
+
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    d.require(len(shape) > 0, "shape is (); accepted: at least one size")
+    rows = {name: draw.normal(shape, dtype) for name in ("x1", "x2")}
+    weights = {name: draw.normal(shape[-1:], dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
+    return {**rows, **weights}
+
+
+def case_encodings(attributes: Mapping[str, Any]) -> dict[str, str]:
+    y_dtype = attributes["y_dtype"]
+    return dict.fromkeys(("y1", "y2"), y_dtype) if isinstance(y_dtype, str) else {}
+
+
+def edges() -> Iterable[Sample]:
+    rows = Draw(4)
+    for y_dtype in Y_NAMES:
+        for convention in ("formula", "device"):
+            x1, x2, gamma, smooth1, smooth2 = (
+                rows.normal(shape, torch.bfloat16) for shape in ((3, 128), (3, 128), (128,), (128,), (128,))
+            )
+            x2[1] = -x1[1]
+            arguments = {"x1": x1, "x2": x2, "gamma": gamma, "smooth_scale1": smooth1, "smooth_scale2": smooth2}
+            options = {"y_dtype": y_dtype, "convention": convention}
+            yield Sample(f"a zero row, {y_dtype}, {convention}", {**arguments, **options})
+    for shape in ((0,), (0, 8), (3, 0), (2, 0, 4), (1,), (1, 1)):
+        empty = torch.ones(shape)
+        yield Sample(f"shape {shape}", {"x1": empty, "x2": empty, "gamma": torch.ones(shape[-1])})
+    for cols in (1, 63, 64, 65, 16384, 16385, 40000):
+        x1, x2, gamma = (rows.normal(shape, torch.float16) for shape in ((2, cols), (2, cols), (cols,)))
+        mask = (True, True)
+        yield Sample(f"{cols} columns", {"x1": x1, "x2": x2, "gamma": gamma, "output_mask": mask})
+    for dtype in d.FLOATS:
+        x1, x2 = rows.normal((301, 520), dtype), rows.normal((301, 520), dtype)
+        weights = {name: rows.normal((520,), dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
+        yield Sample(f"many rows of {dtype}", {"x1": x1, "x2": x2, **weights})
+
+
+def bad_calls() -> Iterable[BadCall]:
+    def call(**changes: Any) -> dict[str, Any]:
+        arguments = {"x1": torch.ones(3, 6), "x2": torch.ones(3, 6), "gamma": torch.ones(6)}
+        return {**arguments, **changes}
+
+    smooth = torch.ones(6)
+    double = torch.float64
+    for name in ("x1", "x2"):
+        yield BadCall(f"{name} of dtype float64", call(**{name: torch.ones(3, 6, dtype=double)}), TypeError, name)
+    yield BadCall("both of dtype int8", call(x1=torch.ones(3, 6).to(torch.int8)), TypeError, "x1")
+    yield BadCall("x2 of another dtype", call(x2=torch.ones(3, 6, dtype=torch.float16)), TypeError, "x2")
+    yield BadCall("x2 of another shape", call(x2=torch.ones(6, 3)), ValueError, "x2")
+    yield BadCall("x2 to be broadcast", call(x2=torch.ones(6)), ValueError, "x2")
+    yield BadCall("0-dim tensors", call(x1=torch.ones(()), x2=torch.ones(())), ValueError, "x1")
+    for name in ("gamma", "smooth_scale1", "beta"):
+        for error, value in (
+            (TypeError, torch.ones(6, dtype=double)),
+            (TypeError, torch.ones(6, dtype=torch.bfloat16)),
+            (TypeError, [1.0] * 6),
+            (ValueError, torch.ones(5)),
+            (ValueError, torch.ones(1, 6)),
+            (ValueError, torch.ones(())),
+        ):
+            what = tuple(value.shape) if isinstance(value, Tensor) else "a list"
+            yield BadCall(f"{name}: {what}, {error.__name__}", call(**{name: value}), error, name)
+    both = {"smooth_scale1": smooth, "smooth_scale2": torch.ones(7)}
+    yield BadCall("smooth_scale2 too long", call(**both), ValueError, "smooth_scale2")
+    yield BadCall("x1 no tensor", call(x1=[[1.0] * 6]), TypeError, "x1")
+    yield BadCall("only smooth_scale2", call(smooth_scale2=smooth), ValueError, "smooth_scale2")
+    yield BadCall("an empty mask", call(smooth_scale2=smooth, output_mask=[]), ValueError, "smooth_scale2")
+    for mask in ((True,), (True, True, False)):
+        yield BadCall(f"mask {mask}", call(output_mask=mask), ValueError, "output_mask")
+    for unknown in ((1, 0), "TF", (None, True), True):
+        yield BadCall(f"mask {unknown}", call(output_mask=unknown), TypeError, "output_mask")
+    yield BadCall("no output", call(output_mask=(False, False)), ValueError, "output_mask")
+    masked = {"smooth_scale1": smooth, "output_mask": (False, True)}
+    yield BadCall("smooth_scale1 masked out", call(**masked), ValueError, "output_mask")
+    masked = {"smooth_scale2": smooth, "output_mask": (True, False)}
+    yield BadCall("smooth_scale2 masked out", call(**masked), ValueError, "output_mask")
+    for epsilon in (-1e-6, float("nan")):
+        yield BadCall(f"epsilon {epsilon}", call(epsilon=epsilon), ValueError, "epsilon")
+    yield BadCall("epsilon no number", call(epsilon="1e-6"), TypeError, "epsilon")
+    for y_dtype in (torch.int32, torch.float16, "int5", "int8", None, 2):
+        yield BadCall(f"y_dtype {y_dtype}", call(y_dtype=y_dtype), TypeError, "y_dtype")
+    odd = {"x1": torch.ones(3, 7), "x2": torch.ones(3, 7), "gamma": torch.ones(7)}
+    yield BadCall("int4, odd last dimension", {**odd, "y_dtype": "int4"}, ValueError, "x1")
+    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+
+
+register(
+    OpSpec(
+        name="add_rms_norm_dynamic_quant",
+        function=add_rms_norm_dynamic_quant,
+        schema=SCHEMA,
+        document="003",
+        summary="residual add, RMSNorm and one or two row-wise quantizations in one pass",
+        outputs=("y1", "y2", "x", "scale1", "scale2"),
+        draw=draw,
+        bad_calls=bad_calls,
+        edges=edges,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(64, 512),
+            dtypes=(torch.float16, torch.bfloat16, torch.float32),
+            encodings=case_encodings,
+        ),
+        profiles=PROFILES,
+    )
+)

@@ -1,0 +1,631 @@
+r"""Rows quantized to int8, times int8 weights, back to float, in one pass (document 003, `npu_quant_matmul_dequant`).
+
+For each row x of k values and each output column j with weights W[j], in fp32, every operation rounded once, in this
+order:
+
+    v       = x·smooth_scale
+    x_scale = max|v| / 127                          (dynamic: no x_scale given)
+    q       = clamp(rint(v / x_scale), -128, 127)   rounded half to even, after a true division
+    acc     = Σ q·W[j] + bias[j]                    exact: int32 products and sums, bias added in 64 bits
+    out[j]  = (fp32(acc)·weight_scale[j])·x_scale   then rounded to the output's dtype
+
+With int64 weight scales their low 32 bits are the fp32 product weight_scale·x_scale, and the last factor is left out.
+`convention="device"`: the dynamic maximum is taken of v rounded to x's dtype, and q = rint(v·(1/x_scale)).
+
+A row is on its own: what it holds, and how many rows there are, changes no other. A scale of 0 (a row of zeros, a
+maximum so small that its 127th part underflows, or 0 given) makes q and the row's outputs +0. A NaN in v makes the row
+NaN; an infinity makes it NaN when the scale is dynamic, and saturates when it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
+from .._sampling import Draw
+from .._settings import convention_or_default, use_reference
+from .._soc import Limits, Profiles, restricted
+from ..formats.blocked import nd_to_nz, nz_to_nd, pack_scale_int64
+from ..packed import PackedWeight, pack_weight, packed_shape
+from . import _dispatch as d
+
+SCHEMA = (
+    "quant_matmul_dequant(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? x_scale, "
+    "Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, ScalarType? out_dtype, "
+    "str convention) -> Tensor"
+)
+
+PROFILES = Profiles(
+    "quant_matmul_dequant",
+    {
+        ("Ascend310P",): Limits(
+            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
+            ranks={"x": (2, 2), "weight_scale": (1, 1), "x_scale": (0, 1)},
+            multiples={"n": 16, "k": 16},
+            values={"transpose_weight": (True,)},
+            absent=("bias",),
+        )
+    },
+)
+
+MAX_K = 131071  # 131072·128·128 = 2^31 would not fit int32
+
+
+def quant_matmul_dequant(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    weight_scale: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_offset: None = None,
+    smooth_scale: Tensor | None = None,
+    quant_mode: str = "pertoken",
+    transpose_weight: bool = True,
+    out_dtype: torch.dtype | None = None,
+    convention: str | None = None,
+) -> Tensor:
+    """Quantizes the rows of x to int8, multiplies them with int8 weights, and scales the exact sums back to float.
+
+    The mathematics is in this module's docstring.
+
+    Args:
+        x: (..., k), at least 2 dimensions; m is the number of its rows. float32, float16, bfloat16; or int8: rows that
+            are quantized already, whose scales are in x_scale (as `add_rms_norm_dynamic_quant` gives them).
+        weight: a `PackedWeight` (fastest: see `pack_weight`), or an int8 tensor: (n, k), or FRACTAL_NZ (ceil(k/32),
+            ceil(n/16), 16, 32); with `transpose_weight=False` (k, n), or (ceil(n/32), ceil(k/16), 16, 32). Any n; k up
+            to 131071. What pads FRACTAL_NZ blocks is not used.
+        weight_scale: (n,) or (1, n), float32; or int64, holding weight_scale·x_scale (`formats.pack_scale_int64`),
+            which needs a float16 x_scale and `quant_mode="pertensor"`. A PackedWeight may bring it along instead.
+        bias: (n,) int32, added to the sums before they are scaled.
+        x_scale: the scale of x, ≥ 0: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
+            float32, or float16 beside an int64 weight_scale. None: from each row (dynamic; per token only). With int8
+            x it is required, per token, and taken as it is: a NaN makes its row NaN.
+        x_offset: must be None; there is no asymmetric quantization.
+        smooth_scale: (k,) factors of x's columns; float32, float16 or bfloat16; not with int8 x.
+        quant_mode: "pertoken" or "pertensor": whether x_scale is one number a row, or one in all.
+        transpose_weight: True when a weight tensor has its n output columns first. A PackedWeight knows by itself.
+        out_dtype: float32, float16 or bfloat16; default x's dtype, required with int8 x.
+        convention: "formula" (the document) or "device" (the order of the NPU's kernel); default `ANYFUSE_CONVENTION`.
+
+    Returns:
+        (..., n): x's leading dimensions, then the output columns.
+
+    Raises:
+        TypeError: a dtype or a kind of argument that is not accepted.
+        ValueError: shapes that do not fit together, k > 131071, an unknown mode, scales below 0 or NaN, x_offset given.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> x, weight = torch.tensor([[1.0, -2.0, 0.5, 0.25]]), torch.tensor([[127, -128, 3, -4]], dtype=torch.int8)
+        >>> anyfuse.quant_matmul_dequant(x, weight, torch.tensor([0.5]))
+        tensor([[192.2520]])
+    """
+    d.require(x_offset is None, f"x_offset is a {type(x_offset).__name__}; accepted: None")
+    packed: tuple[int, ...] = ()
+    if isinstance(weight, PackedWeight):
+        packed = weight.shape
+        weight_scale = weight.scale if weight_scale is None else weight_scale
+        weight = weight.data
+    for name, value in (("x", x), ("weight", weight), ("weight_scale", weight_scale)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor")
+    for name, value in (("bias", bias), ("x_scale", x_scale), ("smooth_scale", smooth_scale)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor or None")
+    return _op(
+        x,
+        weight,
+        weight_scale,
+        bias,
+        x_scale,
+        smooth_scale,
+        quant_mode,
+        transpose_weight,
+        packed,
+        out_dtype,
+        convention_or_default(convention),
+    )
+
+
+# ---- checks: dtypes, shapes and attributes; no value and no address ----
+
+
+def check(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    smooth_scale: Tensor | None,
+    quant_mode: str,
+    transpose_weight: bool,
+    packed: list[int],
+    out_dtype: torch.dtype | None,
+) -> tuple[int, int, int, torch.dtype]:
+    """Refuses what the docstring does not list. Returns m, n, k and the output's dtype."""
+    if quant_mode not in MODES:
+        raise ValueError(f"quant_mode is {quant_mode!r}; accepted: 'pertoken', 'pertensor'")
+    d.require_tensor("x", x, (*d.FLOATS, torch.int8))
+    d.require_tensor("weight", weight, (torch.int8,))
+    d.require_tensor("weight_scale", weight_scale, (torch.float32, torch.int64))
+    if x.dim() < 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}; accepted: 2 dimensions or more")
+    k = x.shape[-1]
+    if k > MAX_K:
+        raise ValueError(f"x has {k} columns; accepted: at most {MAX_K}, so that every sum fits 32 bits")
+    if weight_scale.dim() != 1 and (weight_scale.dim() != 2 or weight_scale.shape[0] != 1):
+        raise ValueError(
+            f"weight_scale has shape {tuple(weight_scale.shape)}; accepted: (n,), one for an output column"
+        )
+    n = weight_scale.shape[-1]
+    _check_weight(weight, n, k, transpose_weight, packed)
+    m = math.prod(x.shape[:-1])
+    if bias is not None:
+        d.require_tensor("bias", bias, (torch.int32,))
+        d.require_shape("bias", bias, (n,), "one entry for an output column")
+    if smooth_scale is not None:
+        d.require_tensor("smooth_scale", smooth_scale, d.FLOATS)
+        d.require_shape("smooth_scale", smooth_scale, (k,), "one factor for a column of x")
+    _check_x_scale(x, x_scale, weight_scale, m, quant_mode)
+    if x.dtype == torch.int8:
+        d.require(smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already")
+        d.require(out_dtype is not None, "out_dtype is None with int8 x; accepted: float32, float16, bfloat16")
+    dtype = x.dtype if out_dtype is None else out_dtype
+    if dtype not in d.FLOATS:
+        raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
+    if restricted():
+        PROFILES.check(
+            x=x, weight_scale=weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale, n=n, k=k,
+            transpose_weight=transpose_weight, out_dtype=dtype,
+        )  # fmt: skip
+    return m, n, k, dtype
+
+
+def _check_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: list[int]) -> None:
+    if packed:
+        if tuple(packed) != (n, k) or tuple(weight.shape) != packed_shape(n, k):
+            raise ValueError(
+                f"weight is packed for (n, k) = {tuple(packed)} in blocks {tuple(weight.shape)}; accepted: {(n, k)} in "
+                f"{packed_shape(n, k)}, as weight_scale and x are"
+            )
+        return
+    expected: tuple[int, ...]
+    if weight.dim() == 4:
+        expected = (-(-k // 32), -(-n // 16), 16, 32) if transpose_weight else (-(-n // 32), -(-k // 16), 16, 32)
+    else:
+        expected = (n, k) if transpose_weight else (k, n)
+    if tuple(weight.shape) != expected:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; accepted: {expected}, as weight_scale has {n} entries and x {k} "
+            f"columns, with transpose_weight={transpose_weight}"
+        )
+
+
+def _check_x_scale(x: Tensor, x_scale: Tensor | None, weight_scale: Tensor, m: int, quant_mode: str) -> None:
+    quantized, int64 = x.dtype == torch.int8, weight_scale.dtype == torch.int64
+    if int64 and (quantized or x_scale is None or quant_mode != "pertensor"):
+        raise ValueError(
+            "weight_scale is int64; accepted: only with a float16 x_scale, quant_mode='pertensor' and float x"
+        )
+    if quantized and (x_scale is None or quant_mode != "pertoken"):
+        raise ValueError("x_scale or quant_mode does not fit int8 x; accepted: an x_scale for each row, 'pertoken'")
+    if x_scale is None:
+        d.require(quant_mode == "pertoken", "x_scale is None; accepted: a scale, as quant_mode is 'pertensor'")
+        return
+    expected = torch.float16 if int64 else torch.float32
+    if x_scale.dtype != expected:
+        raise TypeError(
+            f"x_scale has dtype {d.names([x_scale.dtype])}; accepted: {d.names([expected])} beside a weight_scale of "
+            f"{d.names([weight_scale.dtype])}"
+        )
+    shape = tuple(x_scale.shape)
+    if quant_mode == "pertensor":
+        d.require(shape in ((), (1,)), f"x_scale has shape {shape}; accepted: () or (1,), as quant_mode is 'pertensor'")
+    elif shape != (m,) and shape != (m, 1) and shape != tuple(x.shape[:-1]):
+        raise ValueError(f"x_scale has shape {shape}; accepted: {(m,)} or {(m, 1)}, one scale for a row of x")
+
+
+def check_values(x: Tensor, x_scale: Tensor | None) -> None:
+    """Refuses given scales below 0 or NaN; those of int8 rows are results, and pass."""
+    if x_scale is None or x.dtype == torch.int8 or x_scale.numel() == 0:
+        return
+    smallest = float(x_scale.min())  # NaN if one of them is
+    if not smallest >= 0.0:
+        raise ValueError(f"x_scale holds {smallest}; accepted: numbers of 0 or more")
+
+
+# ---- reference ----
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    *,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    smooth_scale: Tensor | None,
+    out_dtype: torch.dtype,
+    convention: str,
+) -> Tensor:
+    """x (m, k) and weight (n, k), plain. The definition of the operator's numbers."""
+    if x.dtype == torch.int8:
+        assert x_scale is not None
+        q, factor = x, x_scale.reshape(-1, 1)
+    else:
+        q, factor = quantize_rows(x, x_scale, smooth_scale, convention)
+    acc = (q.double() @ weight.double().T).to(torch.int64)  # integers below 2^53: exact in any order
+    if bias is not None:
+        acc = acc + bias
+    if weight_scale.dtype == torch.int64:
+        scale = weight_scale.to(torch.int32).view(torch.float32)
+        factor = torch.where((factor == 0) | factor.isnan(), factor, torch.ones(()))
+    else:
+        scale = weight_scale
+    out = d.real(acc) * scale.reshape(1, -1) * factor
+    return torch.where(factor == 0, torch.zeros(()), out).to(out_dtype)
+
+
+def quantize_rows(
+    x: Tensor, x_scale: Tensor | None, smooth_scale: Tensor | None, convention: str
+) -> tuple[Tensor, Tensor]:
+    """The codes (m, k), as floats, and each row's scale (m, 1), NaN where the row is."""
+    device = convention == "device"
+    v = d.real(x) if smooth_scale is None else d.real(x) * d.real(smooth_scale)
+    if x_scale is None:
+        seen = (d.real(v.to(x.dtype)) if device else v).abs()
+        largest = seen.amax(1, keepdim=True) if x.shape[1] else v.new_zeros(x.shape[0], 1)
+        scale = largest / torch.tensor(127.0)
+        nan = ~scale.isfinite()
+    else:
+        scale = d.real(x_scale).reshape(-1, 1).expand(x.shape[0], 1)
+        nan = torch.zeros(x.shape[0], 1, dtype=torch.bool)
+    nan = nan | v.isnan().any(1, keepdim=True)
+    divisor = torch.where(scale == 0, torch.tensor(math.inf), scale)
+    q = v * (torch.ones(()) / divisor) if device else v / divisor
+    q = q.clamp(-128, 127).round()
+    return torch.where(q.isnan(), torch.zeros(()), q), torch.where(nan, torch.tensor(math.nan), scale)
+
+
+# ---- CPU ----
+
+MODES = {"pertoken": 0, "pertensor": 1}
+LAYOUTS = {"nk": 0, "kn": 1, "nz_nk": 2, "nz_kn": 3, "packed": 4}
+
+
+class Params(_core.Struct, c_name="anyfuse_quant_matmul_dequant_params"):
+    _fields_ = [
+        ("size", _core.size),
+        ("m", _core.i64),
+        ("n", _core.i64),
+        ("k", _core.i64),
+        ("x", _core.pointer),
+        ("weight", _core.pointer),
+        ("weight_scale", _core.pointer),
+        ("bias", _core.pointer),
+        ("x_scale", _core.pointer),
+        ("smooth_scale", _core.pointer),
+        ("out", _core.pointer),
+        ("x_dtype", _core.i32),
+        ("weight_scale_dtype", _core.i32),
+        ("x_scale_dtype", _core.i32),
+        ("smooth_scale_dtype", _core.i32),
+        ("out_dtype", _core.i32),
+        ("weight_layout", _core.i32),
+        ("quant_mode", _core.i32),
+        ("convention", _core.i32),
+        ("threads", _core.i32),
+        ("reserved", _core.i32),
+    ]
+
+
+_native = _core.function("quant_matmul_dequant", Params)
+number = d.NUMBERS
+
+
+def _cpu(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    smooth_scale: Tensor | None,
+    quant_mode: str,
+    transpose_weight: bool,
+    packed: list[int],
+    out_dtype: torch.dtype | None,
+    convention: str,
+) -> Tensor:
+    m, n, k, dtype = check(
+        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
+    )
+    check_values(x, x_scale)
+    if use_reference():
+        plain = _plain_weight(weight, n, k, transpose_weight, packed)
+        rows = reference(
+            x.reshape(m, k), plain, weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale,
+            out_dtype=dtype, convention=convention,
+        )  # fmt: skip
+        return rows.reshape(*x.shape[:-1], n)
+    out = torch.empty((*x.shape[:-1], n), dtype=dtype)
+    # The copies of strided tensors are kept by these names until the call is over.
+    weight, layout = _ready_weight(weight, transpose_weight, packed)
+    x, weight_scale = x.contiguous(), weight_scale.contiguous()
+    bias, x_scale, smooth_scale = (t if t is None else t.contiguous() for t in (bias, x_scale, smooth_scale))
+    _native(
+        Params(
+            _core.sizeof(Params), m, n, k,
+            x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
+            bias.data_ptr() if bias is not None else None,
+            x_scale.data_ptr() if x_scale is not None else None,
+            smooth_scale.data_ptr() if smooth_scale is not None else None,
+            out.data_ptr(),
+            number[x.dtype], number[weight_scale.dtype],
+            number[x_scale.dtype] if x_scale is not None else 0,
+            number[smooth_scale.dtype] if smooth_scale is not None else 0,
+            number[dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
+        )
+    )  # fmt: skip
+    return out
+
+
+def _ready_weight(weight: Tensor, transpose_weight: bool, packed: list[int]) -> tuple[Tensor, int]:
+    """A contiguous weight and the name of its layout. A transposed view is the other orientation, and is not copied."""
+    if packed:
+        return weight.contiguous(), LAYOUTS["packed"]
+    if weight.dim() == 4:
+        return weight.contiguous(), LAYOUTS["nz_nk" if transpose_weight else "nz_kn"]
+    if not weight.is_contiguous() and weight.t().is_contiguous():
+        return weight.t(), LAYOUTS["kn" if transpose_weight else "nk"]
+    return weight.contiguous(), LAYOUTS["nk" if transpose_weight else "kn"]
+
+
+def _plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: list[int]) -> Tensor:
+    if packed:
+        return PackedWeight(weight, (n, k)).to_nd()
+    shape = (n, k) if transpose_weight else (k, n)
+    matrix = nz_to_nd(weight, shape) if weight.dim() == 4 else weight
+    return matrix if transpose_weight else matrix.t()
+
+
+def _fake(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    x_scale: Tensor | None,
+    smooth_scale: Tensor | None,
+    quant_mode: str,
+    transpose_weight: bool,
+    packed: list[int],
+    out_dtype: torch.dtype | None,
+    convention: str,
+) -> Tensor:
+    _, n, _, dtype = check(
+        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
+    )
+    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
+
+
+_op = d.define(SCHEMA, _cpu, _fake)
+
+
+# ---- samples ----
+
+
+def draw(draw: Draw) -> Sample:
+    m, n, k = _sizes(draw)
+    lead = draw.choice(((m,), (m,), (m,), (1, m), (m, 1), (1, m, 1)))
+    kind = draw.choice(("dynamic", "dynamic", "pertoken", "pertensor", "int64", "quantized"))
+    x_dtype = torch.int8 if kind == "quantized" else draw.choice(d.FLOATS)
+    if kind == "quantized":
+        x = _int8(draw, (*lead, k))
+    else:
+        x = draw.normal((*lead, k), x_dtype, draw.choice((1.0, 1.0, 1e-3, 100.0, 1e-38)))
+        x = draw.special(x) if draw.chance(0.15) else x
+        x[:1] = 0 if draw.chance(0.1) else x[:1]
+    arguments: dict[str, Any] = {"x": draw.view(x, writable=False)}
+    scale = draw.normal((n,), scale=0.02).abs()
+    scale = draw.special(scale) if draw.chance(0.1) else scale
+    if kind == "int64":
+        scale = pack_scale_int64(scale)
+    arguments |= _weight(draw, n, k, draw.view(scale, writable=False))
+    if draw.chance(0.4):
+        bias = draw.rng.integers(-(2**31) if draw.chance(0.3) else -5000, 2**31 if draw.chance(0.3) else 5000, n)
+        arguments["bias"] = draw.view(torch.from_numpy(bias).to(torch.int32), writable=False)
+    if kind != "quantized" and draw.chance(0.4):
+        smooth = draw.normal((k,), draw.choice(d.FLOATS)).abs() + 0.1
+        arguments["smooth_scale"] = draw.view(draw.special(smooth) if draw.chance(0.2) else smooth, writable=False)
+    arguments |= _x_scale(draw, kind, m)
+    if kind == "quantized" or draw.chance(0.4):
+        arguments["out_dtype"] = draw.choice(d.FLOATS)
+    arguments["convention"] = draw.choice(("formula", "device"))
+    return Sample(f"m={m} n={n} k={k} {kind} {x_dtype}", arguments)
+
+
+def _sizes(draw: Draw) -> tuple[int, int, int]:
+    m = draw.choice((0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 11, 13, 24, 37, 130))
+    n = draw.choice((0, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 130, 200))
+    k = draw.choice((0, 1, 2, 3, 4, 5, 15, 16, 31, 32, 33, 48, 63, 65, 127, 255, 256, 257, 300, 513, 1027))
+    return m, n, k
+
+
+def _int8(draw: Draw, shape: tuple[int, ...]) -> Tensor:
+    kind = draw.choice(("any", "any", "any", "lowest", "highest"))
+    if kind != "any":
+        return torch.full(shape, -128 if kind == "lowest" else 127, dtype=torch.int8)
+    return torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8"))
+
+
+def _weight(draw: Draw, n: int, k: int, scale: Tensor) -> dict[str, Any]:
+    transpose = draw.chance(0.7)
+    weight = _int8(draw, (n, k) if transpose else (k, n))
+    layout = draw.choice(("nd", "nz", "packed", "packed with scale"))
+    if layout.startswith("packed"):
+        inside = layout == "packed with scale"
+        packed = pack_weight(weight, scale if inside else None, transpose_weight=transpose)
+        return {"weight": packed, "weight_scale": None if inside else scale}
+    if layout == "nz":
+        garbage = torch.full((-(-weight.shape[0] // 16) * 16, -(-weight.shape[1] // 32) * 32), 127, dtype=torch.int8)
+        garbage[: weight.shape[0], : weight.shape[1]] = weight
+        weight = nd_to_nz(garbage)
+    if draw.chance(0.1):
+        scale = scale.reshape(1, n)
+    return {"weight": draw.view(weight), "weight_scale": scale, "transpose_weight": transpose}
+
+
+def _x_scale(draw: Draw, kind: str, m: int) -> dict[str, Any]:
+    if kind == "dynamic":
+        return {}
+    values = draw.normal((m,), scale=0.05).abs()
+    if m and draw.chance(0.2):
+        values[draw.integer(0, m)] = draw.choice((0.0, -0.0, 1e-45, 1e30, math.inf))
+    if kind == "quantized" and m and draw.chance(0.2):
+        values[draw.integer(0, m)] = math.nan
+    if kind in ("pertoken", "quantized"):
+        return {"x_scale": draw.view(values.reshape(draw.choice(((m,), (m, 1)))), writable=False)}
+    value = torch.tensor([draw.choice((0.01, 0.05, 3.0, 0.0, math.inf))])
+    value = value.half() if kind == "int64" else value
+    return {"x_scale": value if draw.chance(0.5) else value[0], "quant_mode": "pertensor"}
+
+
+def case_inputs(
+    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    m, k, n = sizes
+    shape = (n, k) if attributes["transpose_weight"] else (k, n)
+    return {
+        "x": draw.normal((m, k), dtype),
+        "weight": torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8")),
+        "weight_scale": draw.normal((n,), scale=0.01).abs(),
+        "bias": torch.from_numpy(draw.rng.integers(-1000, 1000, n, dtype="int32")),
+        "x_scale": draw.normal((m if attributes["quant_mode"] == "pertoken" else 1,), scale=0.03).abs(),
+        "smooth_scale": draw.normal((k,), dtype).abs(),
+    }
+
+
+def edges() -> Iterable[Sample]:
+    """Every number of rows in a tile, sizes around panels, steps and blocks of k, and one for several threads."""
+    source = Draw(0)
+    shapes = [(m, 71, 39) for m in range(1, 14)]
+    shapes += [(m, n, k) for m in (1, 7) for n in (15, 16, 17, 64, 65) for k in (1, 4, 31, 255, 256, 257, 1027)]
+    shapes += [(130, 65, 257), (127, 2100, 64), (1, 1027, 2880), (17, 300, 700)]
+    for m, n, k in shapes:
+        x, weight = source.normal((m, k)), _int8(source, (n, k))
+        arguments: dict[str, Any] = {"x": x, "weight_scale": source.normal((n,), scale=0.02)}
+        yield Sample(f"nd, m={m} n={n} k={k}", {**arguments, "weight": weight})
+        yield Sample(f"packed, m={m} n={n} k={k}", {**arguments, "weight": pack_weight(weight)})
+
+
+def bad_calls() -> Iterable[BadCall]:
+    m, n, k = 3, 5, 8
+
+    def call(**changes: Any) -> dict[str, Any]:
+        return {
+            "x": torch.ones(m, k),
+            "weight": torch.ones(n, k, dtype=torch.int8),
+            "weight_scale": torch.ones(n),
+            **changes,
+        }
+
+    int8, half = torch.int8, torch.float16
+    int64 = {"weight_scale": torch.ones(n, dtype=torch.int64)}
+    one = {"x_scale": torch.ones(1), "quant_mode": "pertensor"}
+    codes = {"x": torch.ones(m, k, dtype=int8), "x_scale": torch.ones(m), "out_dtype": torch.float32}
+    kinds = {"x": x_types, "weight": weight_types, "weight_scale": scale_types, "bias": bias_types}
+    for name, dtypes in kinds.items():
+        size = {"x": (m, k), "weight": (n, k)}.get(name, (n,))
+        for dtype in dtypes:
+            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(size, dtype=dtype)}), TypeError, name)
+        yield BadCall(f"{name} a list", call(**{name: [1.0]}), TypeError, name)
+    yield BadCall("no weight_scale", call(weight_scale=None), TypeError, "weight_scale")
+    packed = pack_weight(torch.ones(n, k, dtype=int8))
+    yield BadCall("packed without a scale", call(weight=packed, weight_scale=None), TypeError, "weight_scale")
+    yield BadCall("packed, other k", call(weight=packed, x=torch.ones(m, k - 1)), ValueError, "weight")
+    yield BadCall("packed, other n", call(weight=packed, weight_scale=torch.ones(n - 1)), ValueError, "weight")
+    yield BadCall("x_offset", call(x_offset=torch.ones(1)), ValueError, "x_offset")
+    yield BadCall("x of 1 dimension", call(x=torch.ones(k)), ValueError, "x")
+    yield BadCall(
+        "k too long", call(x=torch.ones(1, MAX_K + 1), weight=torch.ones(n, MAX_K + 1, dtype=int8)), ValueError, "x"
+    )
+    yield BadCall("weight the other way", call(transpose_weight=False), ValueError, "weight")
+    yield BadCall("weight of 3 dimensions", call(weight=torch.ones(1, n, k, dtype=int8)), ValueError, "weight")
+    yield BadCall("weight of wrong blocks", call(weight=torch.ones(1, 1, 32, 16, dtype=int8)), ValueError, "weight")
+    blocks = torch.ones(2, 1, 16, 32, dtype=int8)
+    yield BadCall("weight of too many blocks", call(weight=blocks), ValueError, "weight")
+    yield BadCall("blocks the other way", call(weight=blocks, transpose_weight=False), ValueError, "weight")
+    shape: tuple[int, ...]
+    for shape in ((n + 1,), (n, 1), (), (1, 1, n)):
+        yield BadCall(f"weight_scale of {shape}", call(weight_scale=torch.ones(shape)), ValueError, "weight")
+    for shape in ((n + 1,), (1, n), ()):
+        yield BadCall(f"bias of {shape}", call(bias=torch.ones(shape, dtype=torch.int32)), ValueError, "bias")
+    for shape in ((k + 1,), (1, k), (1,)):
+        yield BadCall(f"smooth_scale of {shape}", call(smooth_scale=torch.ones(shape)), ValueError, "smooth_scale")
+    for dtype in (torch.float64, int8):
+        smooth = torch.ones(k, dtype=dtype)
+        yield BadCall(f"smooth_scale of {dtype}", call(smooth_scale=smooth), TypeError, "smooth_scale")
+    for shape in ((m + 1,), (1, m), (1,), (), (m, 2)):
+        yield BadCall(f"x_scale of {shape}", call(x_scale=torch.ones(shape)), ValueError, "x_scale")
+        per_tensor = {"x_scale": torch.ones(shape), "quant_mode": "pertensor"}
+        if shape not in ((), (1,)):
+            yield BadCall(f"x_scale of {shape}, pertensor", call(**per_tensor), ValueError, "x_scale")
+    for dtype in (half, torch.bfloat16, torch.float64):
+        yield BadCall(f"x_scale of {dtype}", call(x_scale=torch.ones(m, dtype=dtype)), TypeError, "x_scale")
+    for value in (-1.0, math.nan, -math.inf):
+        yield BadCall(f"x_scale {value}", call(x_scale=torch.tensor([1.0, value, 1.0])), ValueError, "x_scale")
+    yield BadCall("x_scale a number", call(x_scale=0.5), TypeError, "x_scale")
+    yield BadCall("dynamic per tensor", call(quant_mode="pertensor"), ValueError, "x_scale")
+    yield BadCall("unknown quant_mode", call(quant_mode="perchannel"), ValueError, "quant_mode")
+    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+    yield BadCall("int64 scales, dynamic", call(**int64), ValueError, "weight_scale")
+    yield BadCall(
+        "int64 scales, pertoken", call(**int64, x_scale=torch.ones(m, dtype=half)), ValueError, "weight_scale"
+    )
+    yield BadCall("int64 scales, fp32 x_scale", call(**int64, **one), TypeError, "x_scale")
+    fp16 = {"x_scale": torch.ones(1, dtype=half), "quant_mode": "pertensor"}
+    yield BadCall("fp16 x_scale, fp32 scales", call(**fp16), TypeError, "x_scale")
+    negative = {"x_scale": torch.tensor([-1.0], dtype=half), "quant_mode": "pertensor"}
+    yield BadCall("fp16 x_scale below 0", call(**int64, **negative), ValueError, "x_scale")
+    yield BadCall("out_dtype int8", call(out_dtype=int8), TypeError, "out_dtype")
+    yield BadCall("out_dtype float64", call(out_dtype=torch.float64), TypeError, "out_dtype")
+    yield BadCall("codes without scales", call(**{**codes, "x_scale": None}), ValueError, "x_scale")
+    yield BadCall("codes without out_dtype", call(**{**codes, "out_dtype": None}), ValueError, "out_dtype")
+    yield BadCall("codes, pertensor", call(**{**codes, **one}), ValueError, "quant_mode")
+    yield BadCall("codes and smooth_scale", call(**codes, smooth_scale=torch.ones(k)), ValueError, "smooth_scale")
+    yield BadCall("codes and int64 scales", call(**{**codes, **int64, **fp16}), ValueError, "weight_scale")
+
+
+x_types = (torch.float64, torch.int32, torch.uint8)
+weight_types = (torch.uint8, torch.float32, torch.int32)
+scale_types = (torch.float16, torch.bfloat16, torch.float64, torch.int32)
+bias_types = (torch.float32, torch.int64, torch.int8)
+
+
+register(
+    OpSpec(
+        name="quant_matmul_dequant",
+        function=quant_matmul_dequant,
+        schema=SCHEMA,
+        document="003",
+        summary="rows quantized to int8, times int8 weights, back to float",
+        outputs=("out",),
+        draw=draw,
+        edges=edges,
+        bad_calls=bad_calls,
+        case=CaseSpec(
+            inputs=case_inputs,
+            sizes=(16, 256, 128),
+            axes=("m", "k", "n"),
+            dtypes=(torch.float16, torch.bfloat16, torch.float32),
+            always=("weight_scale",),
+        ),
+        profiles=PROFILES,
+    )
+)

@@ -1,0 +1,173 @@
+"""int8 weights in the order that the matmul kernels read.
+
+One order serves every instruction set, so that a weight packed or saved on one machine is right, and fast, on every
+other: panels of 16 output columns; in a panel, steps of 4 values of k; in a step, the 4 values of each column side by
+side. A step is 64 bytes: one vector of AVX-512, two of AVX2, four of NEON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .formats.blocked import nz_to_nd
+
+COLUMNS, DEPTH = 16, 4  # columns of a panel, values of k in a step
+
+
+class PackedWeight:
+    """A weight matrix W[n, k] of int8, packed once, to be given to `quant_matmul_dequant` in place of a tensor.
+
+    Made by `pack_weight`, or by `PackedWeight.from_state_tensors` from what `state_tensors` gave. It takes one byte a
+    weight, and what rounds n up to a multiple of 16 and k to a multiple of 4.
+
+    Attributes:
+        shape: (n, k), output and input features.
+        data: int8 (ceil(n/16), ceil(k/4), 16, 4): `data[i // 16, j // 4, i % 16, j % 4] = W[i, j]`, padding 0.
+        scale: the weights' scales, (n,) float32 or int64, or None.
+    """
+
+    def __init__(self, data: Tensor, shape: tuple[int, int], scale: Tensor | None = None) -> None:
+        n, k = shape
+        blocks = packed_shape(n, k)
+        if not isinstance(data, Tensor) or data.dtype != torch.int8:
+            raise TypeError(f"data is {_kind(data)}; accepted: an int8 tensor")
+        if tuple(data.shape) != blocks:
+            raise ValueError(f"data has shape {tuple(data.shape)}; accepted: {blocks}, for a weight of {n} x {k}")
+        if scale is not None:
+            _check_scale(scale, n)
+        self.data = data.contiguous()
+        self.shape = (n, k)
+        self.scale = scale
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights and their scales."""
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+    def to_nd(self) -> Tensor:
+        """The weights as they were: a contiguous (n, k) int8 tensor."""
+        n, k = self.shape
+        panels, steps = self.data.shape[:2]
+        padded = self.data.permute(0, 2, 1, 3).reshape(panels * COLUMNS, steps * DEPTH)
+        return padded[:n, :k].contiguous()
+
+    def to(self, device: torch.device | str) -> PackedWeight:
+        """The same weights on another device; itself when they are there already."""
+        data = self.data.to(device)
+        if data is self.data:
+            return self
+        return PackedWeight(data, self.shape, None if self.scale is None else self.scale.to(device))
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """All of it as plain tensors, for safetensors or a state dict: `data`, `shape` and `scale`, if it has one."""
+        tensors = {"data": self.data, "shape": torch.tensor(self.shape, dtype=torch.int64)}
+        return tensors if self.scale is None else {**tensors, "scale": self.scale}
+
+    @classmethod
+    def from_state_tensors(cls, tensors: Mapping[str, Tensor]) -> PackedWeight:
+        """The weight that `state_tensors` described. TypeError or ValueError where the tensors do not fit together."""
+        unknown = tensors.keys() - {"data", "shape", "scale"}
+        if unknown or not {"data", "shape"} <= tensors.keys():
+            raise ValueError(f"tensors are named {sorted(tensors)}; accepted: data, shape and, optionally, scale")
+        shape = tensors["shape"]
+        if shape.dtype != torch.int64 or tuple(shape.shape) != (2,):
+            raise ValueError(f"shape is {shape.dtype} of shape {tuple(shape.shape)}; accepted: int64 of shape (2,)")
+        n, k = shape.tolist()
+        if n < 0 or k < 0:
+            raise ValueError(f"shape is {(n, k)}; accepted: sizes of 0 or more")
+        return cls(tensors["data"], (n, k), tensors.get("scale"))
+
+    def __repr__(self) -> str:
+        n, k = self.shape
+        scale = "no scale" if self.scale is None else f"{str(self.scale.dtype).removeprefix('torch.')} scale"
+        return f"PackedWeight(n={n}, k={k}, {scale}, {self.nbytes} bytes, device={str(self.data.device)!r})"
+
+
+def pack_weight(
+    weight: Tensor,
+    weight_scale: Tensor | None = None,
+    *,
+    layout: str = "nd",
+    transpose_weight: bool = True,
+    shape: tuple[int, int] | None = None,
+) -> PackedWeight:
+    """Packs int8 weights for `quant_matmul_dequant`, once for all calls.
+
+    Args:
+        weight: int8, any strides. Layout "nd": (n, k), or (k, n) with `transpose_weight=False`. Layout "nz":
+            (ceil(k/32), ceil(n/16), 16, 32), or (ceil(n/32), ceil(k/16), 16, 32).
+        weight_scale: (n,) float32 or int64, kept with the weights.
+        layout: "nd" or "nz" (FRACTAL_NZ).
+        transpose_weight: how the weight lies, as in `quant_matmul_dequant`.
+        shape: (n, k). Needed with layout "nz" where the blocks are padded; without it n is the length of weight_scale
+            and k what the blocks hold.
+
+    Returns:
+        A `PackedWeight`; the tensors given may be freed.
+
+    Raises:
+        TypeError: dtypes or kinds of arguments that are not accepted.
+        ValueError: shapes that do not fit together, an unknown layout.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> anyfuse.pack_weight(torch.ones(32, 64, dtype=torch.int8), torch.ones(32))
+        PackedWeight(n=32, k=64, float32 scale, 2176 bytes, device='cpu')
+    """
+    if not isinstance(weight, Tensor) or weight.dtype != torch.int8:
+        raise TypeError(f"weight is {_kind(weight)}; accepted: an int8 tensor")
+    if layout not in ("nd", "nz"):
+        raise ValueError(f"layout is {layout!r}; accepted: 'nd', 'nz'")
+    if weight_scale is not None:
+        _check_scale(weight_scale, None)
+    matrix = weight if layout == "nd" else _from_blocks(weight, weight_scale, transpose_weight, shape)
+    if matrix.dim() != 2:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; accepted: 2 dimensions, or 4 with layout='nz'")
+    matrix = matrix if transpose_weight else matrix.t()
+    if shape is not None and tuple(shape) != tuple(matrix.shape):
+        raise ValueError(f"shape is {tuple(shape)}; accepted: {tuple(matrix.shape)}, what weight holds")
+    if weight_scale is not None:
+        _check_scale(weight_scale, matrix.shape[0])
+    return PackedWeight(_pack(matrix), (matrix.shape[0], matrix.shape[1]), weight_scale)
+
+
+def packed_shape(n: int, k: int) -> tuple[int, int, int, int]:
+    """The shape of the packed form of a weight of n x k."""
+    return (-(-n // COLUMNS), -(-k // DEPTH), COLUMNS, DEPTH)
+
+
+def _pack(matrix: Tensor) -> Tensor:
+    n, k = matrix.shape
+    blocks = packed_shape(n, k)
+    words = torch.zeros(blocks[0] * COLUMNS, blocks[1], dtype=torch.int32, device=matrix.device)
+    words.view(torch.int8)[:n, :k] = matrix
+    steps = words.view(blocks[0], COLUMNS, blocks[1])  # a step of one column moves as one word
+    packed = torch.empty(blocks, dtype=torch.int8, device=matrix.device)
+    packed.view(torch.int32).squeeze(-1).copy_(steps.transpose(1, 2))
+    return packed
+
+
+def _from_blocks(
+    weight: Tensor, weight_scale: Tensor | None, transpose_weight: bool, shape: tuple[int, int] | None
+) -> Tensor:
+    if weight.dim() != 4 or tuple(weight.shape[2:]) != (16, 32):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; accepted: (_, _, 16, 32), the blocks of layout 'nz'")
+    rows, columns = weight.shape[1] * 16, weight.shape[0] * 32
+    n, k = (rows, columns) if transpose_weight else (columns, rows)
+    n, k = (n if weight_scale is None else weight_scale.shape[0], k) if shape is None else shape
+    return nz_to_nd(weight, (n, k) if transpose_weight else (k, n))
+
+
+def _check_scale(scale: Tensor, n: int | None) -> None:
+    if not isinstance(scale, Tensor) or scale.dtype not in (torch.float32, torch.int64):
+        raise TypeError(f"weight_scale is {_kind(scale)}; accepted: a tensor of float32 or int64")
+    if scale.dim() != 1 or (n is not None and scale.shape[0] != n):
+        expected = "one dimension" if n is None else f"({n},), one scale for each output column"
+        raise ValueError(f"weight_scale has shape {tuple(scale.shape)}; accepted: {expected}")
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,209 @@
+"""Every operator on every backend, instruction set and thread count, bit for bit against its reference, in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._opspec import REGISTRY, OpSpec, Sample
+from .._sampling import Draw, clone_with_storage, same_bits
+from .._settings import BACKENDS, backend
+from .._soc import restricted, soc
+from .compare import compare
+
+#: What can be held against the reference.
+CANDIDATES = tuple(name for name in BACKENDS if name not in ("auto", "reference"))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run an operator."""
+
+    backend: str
+    target: str
+    threads: int
+
+
+@dataclass
+class Row:
+    """An operator on one way: samples tried, those a product refuses, those that differ, elements compared."""
+
+    operator: str
+    way: Way
+    samples: int = 0
+    refused: int = 0
+    mismatches: int = 0
+    elements: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A sample whose result differs. `seed` makes it again (None: an edge case, tried in every run)."""
+
+    operator: str
+    way: Way
+    seed: int | None
+    label: str
+    what: str
+    different: int = 0
+    max_ulp: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    rows: list[Row]
+    mismatches: list[Mismatch]
+
+    @property
+    def passed(self) -> bool:
+        return not self.mismatches
+
+    def worst(self, count: int) -> list[Mismatch]:
+        """Those that raise an error first, then by distance."""
+        return sorted(self.mismatches, key=lambda m: (m.different > 0, -m.max_ulp, -m.different))[:count]
+
+
+def operators(names: Sequence[str]) -> list[OpSpec]:
+    """Operators by stem or function name; all of them for none."""
+    by_name = {key: spec for spec in REGISTRY.values() for key in (spec.name, spec.function.__name__)}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"operator {name!r} is unknown; accepted: {', '.join(sorted(REGISTRY))}")
+    chosen = {by_name[name].name for name in names}
+    return [spec for spec in REGISTRY.values() if not names or spec.name in chosen]
+
+
+def ways(backends: Sequence[str], targets: Sequence[str], threads: Sequence[int]) -> list[Way]:
+    """The matrix: what is given, or everything that this machine has. ValueError for what it has not."""
+    counts = list(threads) or sorted({1, torch.get_num_threads()})
+    available = _core.available_targets()
+    for name in backends:
+        _accept("backend", name, CANDIDATES)
+    for name in targets:
+        _accept("target", name, available)
+    for count in counts:
+        if count < 1:
+            raise ValueError(f"threads is {count}; accepted: 1 and more")
+    chosen = list(backends) or list(CANDIDATES)
+    return [Way(b, t, n) for b in chosen for t in (targets or available) for n in counts]
+
+
+def _accept(what: str, name: str, accepted: Sequence[str]) -> None:
+    if name not in accepted:
+        raise ValueError(f"{what} is {name!r}; accepted: {', '.join(accepted)}")
+
+
+def verify(
+    specs: Sequence[OpSpec],
+    matrix: Sequence[Way],
+    *,
+    samples: int,
+    seed: int = 0,
+    product: str | None = None,
+    progress: Callable[[str], None] = lambda operator: None,
+) -> Report:
+    """Draws `samples` calls of each operator (seeds seed, seed + 1, …), adds its edge cases, and compares each way with
+    the reference: results, in-place arguments and all memory around them. `progress` is called after each sample."""
+    report = Report([], [])
+    with soc(product) if product is not None else nullcontext():
+        for spec in specs:
+            rows = [Row(spec.name, way) for way in matrix]
+            report.rows.extend(rows)
+            for number, sample in _samples(spec, samples, seed):
+                expected = _outcome(spec, sample, "reference")
+                for row in rows:
+                    report.mismatches.extend(_try(spec, number, sample, expected, row))
+                progress(spec.name)
+    return report
+
+
+def count_edges(spec: OpSpec) -> int:
+    return len(list(spec.edges()))
+
+
+def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[int | None, Sample]]:
+    for sample in spec.edges():
+        yield None, sample
+    for number in range(seed, seed + samples):
+        yield number, spec.draw(Draw(number))
+
+
+def _try(spec: OpSpec, seed: int | None, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:
+    """Runs a sample on the row's way, adds to the row, and yields what differs."""
+    start = time.perf_counter()
+    with _running_on(row.way):
+        got = _outcome(spec, sample, row.way.backend)
+    row.seconds += time.perf_counter() - start
+    row.samples += 1
+    if isinstance(expected, Exception) or isinstance(got, Exception):
+        if restricted() and str(expected) == str(got) and type(expected) is type(got):
+            row.refused += 1
+            return
+        row.mismatches += 1
+        words = ", ".join(
+            f"{name}: {_words(value)}" for name, value in ((row.way.backend, got), ("reference", expected))
+        )
+        yield Mismatch(spec.name, row.way, seed, sample.label, words)
+        return
+    differing = [name for name in expected if not same_bits(got[name], expected[name])]
+    row.elements += sum(tensor.numel() for tensor in expected.values())
+    if differing:
+        row.mismatches += 1
+    for name in differing:
+        distance = compare(name, got[name], expected[name])
+        words = (
+            distance.reason
+            if not distance.different
+            else f"{distance.different} of {distance.elements} elements differ"
+        )
+        what = f"{name}: {words}"
+        yield Mismatch(spec.name, row.way, seed, sample.label, what, distance.different, distance.max_ulp)
+
+
+def _words(outcome: Any) -> str:
+    return f"{type(outcome).__name__}({outcome})" if isinstance(outcome, Exception) else "a result"
+
+
+def _outcome(spec: OpSpec, sample: Sample, implementation: str) -> dict[str, Tensor] | Exception:
+    """All that a call returns or may write, by name; or the exception that it raises."""
+    arguments = {name: clone_with_storage(value) for name, value in sample.arguments.items()}
+    try:
+        with backend(implementation):
+            results = spec.function(**arguments)
+    except Exception as error:
+        return error
+    named = dict(zip(spec.outputs, results if isinstance(results, tuple) else (results,), strict=True))
+    named |= {f"memory of {name}": _memory(arguments.get(name)) for name in spec.in_place}
+    flat: dict[str, Tensor] = {}
+    for name, value in named.items():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        flat |= {name if len(items) == 1 else f"{name}[{i}]": item for i, item in enumerate(items) if item is not None}
+    return flat
+
+
+def _memory(value: Any) -> Any:
+    """The whole storage behind a tensor, elements outside its view too."""
+    if isinstance(value, (list, tuple)):
+        return [_memory(item) for item in value]
+    if not isinstance(value, Tensor):
+        return None
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+
+
+@contextmanager
+def _running_on(way: Way) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(way.threads)
+    try:
+        with _core.target(way.target):
+            yield
+    finally:
+        torch.set_num_threads(threads)
