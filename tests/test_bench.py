@@ -1,4 +1,4 @@
-"""The benchmark command: it runs, its files keep to their schema, and it refuses to conclude from noise. No time is judged."""
+"""The benchmark command: it runs, its files keep to their schema, and it concludes nothing from noise."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
   return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vdotq_s32(sum, w, c); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+w"(sum))
+// "memory": GCC otherwise loads the codes of all rows first, and a sum is spilled for want of a register.
+#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
 
 #elif defined(ANYFUSE_TARGET_IS_neon)
 
@@ -113,7 +114,7 @@ ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
   return vreinterpret_s8_s32(vdup_n_s32(four));
 }
 ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vpadalq_s16(sum, vmull_s8(w, c)); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+w"(sum))
+#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
 
 #else
 

@@ -68,7 +68,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class Work:
-    """A case, set up. `sample` is a small call of the public function whose results must equal the reference's."""
+    """A case, set up. `sample` is a small call of the public function whose results must equal the reference's.
+
+    `accuracy`: our own figures, where an operator loses something by its definition and not by its arithmetic.
+    """
 
     ours: Runner
     units: int
@@ -76,6 +79,7 @@ class Work:
     sample: dict[str, Any]
     traffic: Traffic | None = None
     peers: tuple[Peer, ...] = ()
+    accuracy: Callable[[], Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def conclude(
         "case": case.name,
         "unit": work.unit,
         "units": work.units,
+        "accuracy": dict(work.accuracy()) if work.accuracy is not None else None,
         "equality": "the reference's bits, on the sample that was run before timing",
         "ours": {**_times(ours, work.units), "gb_per_s": moved and moved / ours.median / 1e9},
         "bytes": moved,

@@ -12,14 +12,16 @@ TENSORS, NUMEL = 1000, 4096
 LARGE = "one large tensor"
 
 
-def tiny(function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], most_us: float, name: str) -> Case:
+def tiny(
+    function: Callable[..., Any], arguments: Callable[[], dict[str, Any]], most_us: float | None, name: str
+) -> Case:
     """One call on inputs whose arithmetic costs nothing: validation, dispatch and the way into the library and back."""
 
     def work(quick: bool) -> Work:
         call = arguments()
         return Work(ours=Runner(partial(function, **call)), units=1, unit="call", sample=arguments())
 
-    return Case(name, work, goals=(Goal("us a call", most=most_us),))
+    return Case(name, work, goals=() if most_us is None else (Goal("us a call", most=most_us),))
 
 
 def many(

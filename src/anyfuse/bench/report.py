@@ -39,7 +39,8 @@ SCHEMA: dict[str, Any] = {
     "conclusive": bool,
     "results": [
         {
-            "operator": str, "case": str, "unit": str, "units": int, "equality": str, "bytes": _MAYBE,
+            "operator": str, "case": str, "unit": str, "units": int, "equality": str,
+            "accuracy": (dict, type(None)), "bytes": _MAYBE,
             "ours": {**_TIMES, "gb_per_s": _MAYBE},
             "stream": ({"variant": str, **_TIMES, "gb_per_s": _NUMBER, "of_stream": _NUMBER}, None),
             "transient_kib": _MAYBE, "peers": [_PEER], "goals": [_GOAL], "noisy": [str], "conclusive": bool,
@@ -108,7 +109,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         if peer["times"] is not None:
             table.add_row(peer["name"], *_line(peer["times"], None), f"{peer['ratio']['median']:.2f}")
     console.print(table)
-    for peer in result["peers"]:
+    for peer in ({"name": "anyfuse", **result, "times": ours}, *result["peers"]):
         if peer["times"] is None:
             console.print(f"  [yellow]{peer['name']} {peer['status']}[/]")
         elif peer["accuracy"]:
