@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from operator import add, attrgetter, is_, itemgetter, le
 from typing import Any
 
 import torch
@@ -90,26 +90,27 @@ def step_list(step: Any, count: int) -> list[Tensor]:
 
 def check_tensor_lists(lists: dict[str, Sequence[Tensor]], dtypes: Sequence[torch.dtype]) -> None:
     """Equal lengths, and in each position equal shapes and accepted dtypes. The first list is compared with."""
-    (first, leader), *others = lists.items()
-    for name, tensors in others:
-        require(
-            len(tensors) == len(leader),
-            f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}",
-        )
-    for row in zip(*lists.values(), strict=True):
-        shape = row[0].shape
-        for tensor in row:
-            if tensor.dtype not in dtypes or tensor.shape != shape:
-                for name, culprit in zip(lists, row, strict=True):  # only now is the name worth its cost
-                    require_tensor(name, culprit, dtypes)
-                    require_shape(name, culprit, shape, first)
+    (first, leader), *_ = lists.items()
+    shapes = list(map(_shape, leader))
+    for name, tensors in lists.items():
+        if len(tensors) != len(leader):
+            raise ValueError(f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}")
+        if list(map(_shape, tensors)) != shapes or not set(map(_dtype, tensors)).issubset(dtypes):
+            for tensor, shape in zip(tensors, shapes, strict=True):
+                require_tensor(name, tensor, dtypes)
+                require_shape(name, tensor, shape, first)
+
+
+_shape, _dtype, _nbytes = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")  # for map(): no frame a tensor
 
 
 def check_steps(step: Sequence[Tensor], count: int) -> None:
-    require(len(step) in (1, count), f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
+    if len(step) not in (1, count):
+        raise ValueError(f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
     for value in step:
         require_tensor("step", value, (torch.int64,))
-        require(value.numel() == 1, f"step has shape {tuple(value.shape)}; accepted: one element")
+        if value.numel() != 1:
+            raise ValueError(f"step has shape {tuple(value.shape)}; accepted: one element")
 
 
 def step_values(step: Sequence[Tensor], count: int) -> list[int]:
@@ -190,6 +191,9 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     Byte ranges are compared first (a sort, so that long lists stay cheap); only where two meet are the strides looked
     at. Disjoint views of one storage pass.
     """
+    in_place, inputs = list(in_place), list(inputs)
+    if _lie_apart([tensor for _, tensors in (*in_place, *inputs) for tensor in tensors]):
+        return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
         for name, tensors in groups:
@@ -218,6 +222,19 @@ def check_memory(in_place: Named, inputs: Named) -> None:
         reach.append(entry)
 
 
+def _lie_apart(tensors: list[Tensor]) -> bool:
+    """True for contiguous tensors whose byte ranges do not meet: the common case, decided without a thought of names.
+
+    Ranges are apart when each but the last of the sorted ends comes no later than the start that follows its own.
+    """
+    if not all(map(Tensor.is_contiguous, tensors)):
+        return False
+    starts = list(map(Tensor.data_ptr, tensors))
+    ends = sorted(map(add, starts, map(_nbytes, tensors)))
+    starts.sort()
+    return all(map(le, ends, starts[1:]))
+
+
 _by_start = itemgetter(0)
 
 
@@ -238,6 +255,8 @@ def _repeats_itself(tensor: Tensor) -> bool:
 
 def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors to work on: those given, or copies, whose values `write_back` returns after the work."""
+    if all(map(Tensor.is_contiguous, tensors)):
+        return list(tensors)
     return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
 
 
@@ -251,12 +270,14 @@ def assign(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
     """Ends an in-place call. `pairs` are (arguments, what was worked on): copies go back through the arguments' views,
     and every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
-    changed = []
+    changed: list[Tensor] = []
     for arguments, worked_on in pairs:
-        for argument, copy in zip(arguments, worked_on, strict=True):
-            if argument is not copy:
-                with torch.no_grad():
-                    argument.copy_(copy)
-            if not argument.is_inference():
-                changed.append(argument)
+        if not all(map(is_, arguments, worked_on)):
+            with torch.no_grad():
+                for argument, copy in zip(arguments, worked_on, strict=True):
+                    if argument is not copy:
+                        argument.copy_(copy)
+        changed += arguments
+    if any(map(Tensor.is_inference, changed)):
+        changed = [tensor for tensor in changed if not tensor.is_inference()]  # they have no version
     torch.autograd.graph.increment_version(changed)
