@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from itertools import chain
+from operator import add, attrgetter, is_, itemgetter, le
 from typing import Any
 
 import torch
@@ -90,26 +91,44 @@ def step_list(step: Any, count: int) -> list[Tensor]:
 
 def check_tensor_lists(lists: dict[str, Sequence[Tensor]], dtypes: Sequence[torch.dtype]) -> None:
     """Equal lengths, and in each position equal shapes and accepted dtypes. The first list is compared with."""
-    (first, leader), *others = lists.items()
-    for name, tensors in others:
-        require(
-            len(tensors) == len(leader),
-            f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}",
-        )
-    for row in zip(*lists.values(), strict=True):
-        shape = row[0].shape
-        for tensor in row:
-            if tensor.dtype not in dtypes or tensor.shape != shape:
-                for name, culprit in zip(lists, row, strict=True):  # only now is the name worth its cost
-                    require_tensor(name, culprit, dtypes)
-                    require_shape(name, culprit, shape, first)
+    first, leader = next(iter(lists.items()))
+    shapes = shapes_of(leader)
+    for name, tensors in lists.items():
+        check_tensor_list(name, tensors, dtypes, shapes, first)
+
+
+def check_tensor_list(
+    name: str, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]], of: str
+) -> None:
+    """As many tensors as shapes, each of its shape and of an accepted dtype. `of` says whose shapes they are."""
+    require(len(tensors) == len(shapes), f"{name} has {len(tensors)} tensors; accepted: {len(shapes)}, as many as {of}")
+    if shapes_of(tensors) == shapes and frozenset(dtypes).issuperset(map(_dtype_of, tensors)):
+        return
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        require_tensor(name, tensor, dtypes)
+        require_shape(name, tensor, shape, of)
+
+
+# Lists may hold thousands of tensors, of which a few lines of Python each would cost as much as the kernel.
+_shape_of, _dtype_of, _nbytes_of = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
+    return list(map(_shape_of, tensors))
+
+
+def dtype_numbers(tensors: Sequence[Tensor]) -> Iterable[int]:
+    """The C API's numbers of the tensors' dtypes."""
+    return map(NUMBERS.__getitem__, map(_dtype_of, tensors))
 
 
 def check_steps(step: Sequence[Tensor], count: int) -> None:
-    require(len(step) in (1, count), f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
+    if len(step) not in (1, count):
+        raise ValueError(f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
     for value in step:
         require_tensor("step", value, (torch.int64,))
-        require(value.numel() == 1, f"step has shape {tuple(value.shape)}; accepted: one element")
+        if value.numel() != 1:
+            raise ValueError(f"step has shape {tuple(value.shape)}; accepted: one element")
 
 
 def step_values(step: Sequence[Tensor], count: int) -> list[int]:
@@ -190,6 +209,9 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     Byte ranges are compared first (a sort, so that long lists stay cheap); only where two meet are the strides looked
     at. Disjoint views of one storage pass.
     """
+    in_place, inputs = list(in_place), list(inputs)
+    if _lie_apart(list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))):
+        return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
         for name, tensors in groups:
@@ -204,9 +226,7 @@ def check_memory(in_place: Named, inputs: Named) -> None:
                 elif tensor.numel():
                     start = tensor.data_ptr()
                     ranges.append((start, start + tensor.nbytes, written, name, tensor))
-    ranges.sort(key=_by_start)
-    if all(map(_ends_before, ranges, ranges[1:])):
-        return
+    ranges.sort(key=itemgetter(0))
     reach: list[tuple[int, int, bool, str, Tensor]] = []  # ranges that may still meet the next one
     for entry in ranges:
         reach = [other for other in reach if other[1] > entry[0]]
@@ -218,11 +238,15 @@ def check_memory(in_place: Named, inputs: Named) -> None:
         reach.append(entry)
 
 
-_by_start = itemgetter(0)
-
-
-def _ends_before(entry: tuple[int, int, bool, str, Tensor], later: tuple[int, int, bool, str, Tensor]) -> bool:
-    return entry[1] <= later[0]
+def _lie_apart(tensors: Sequence[Tensor]) -> bool:
+    """True when all are contiguous and no two share a byte. (Ranges are disjoint just when, starts and ends sorted each
+    by itself, every end comes before the next start.)"""
+    if not all(map(Tensor.is_contiguous, tensors)):
+        return False
+    starts = list(map(Tensor.data_ptr, tensors))
+    ends = sorted(map(add, starts, map(_nbytes_of, tensors)))
+    starts.sort()
+    return all(map(le, ends, starts[1:]))
 
 
 def _repeats_itself(tensor: Tensor) -> bool:
@@ -238,6 +262,8 @@ def _repeats_itself(tensor: Tensor) -> bool:
 
 def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Contiguous tensors to work on: those given, or copies, whose values `write_back` returns after the work."""
+    if all(map(Tensor.is_contiguous, tensors)):
+        return list(tensors)
     return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
 
 
@@ -251,12 +277,14 @@ def assign(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
     """Ends an in-place call. `pairs` are (arguments, what was worked on): copies go back through the arguments' views,
     and every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
-    changed = []
+    changed: list[Tensor] = []
     for arguments, worked_on in pairs:
-        for argument, copy in zip(arguments, worked_on, strict=True):
-            if argument is not copy:
-                with torch.no_grad():
-                    argument.copy_(copy)
-            if not argument.is_inference():
-                changed.append(argument)
+        if not all(map(is_, arguments, worked_on)):
+            with torch.no_grad():
+                for argument, copy in zip(arguments, worked_on, strict=True):
+                    if argument is not copy:
+                        argument.copy_(copy)
+        changed += arguments
+    if any(map(Tensor.is_inference, changed)):
+        changed = [tensor for tensor in changed if not tensor.is_inference()]  # they have no version
     torch.autograd.graph.increment_version(changed)

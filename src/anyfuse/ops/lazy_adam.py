@@ -388,8 +388,8 @@ def _draw_ids(draw: Draw, n: int, rows: int, unique: bool) -> Tensor:
 
 
 def _draw_table(draw: Draw, dtypes: tuple[torch.dtype, torch.dtype], unique: bool) -> dict[str, Tensor]:
-    dim = draw.choice(DIMS) if draw.chance(0.9) else draw.integer(0, 3000)
-    most = 8000 // max(dim, 1) + 1
+    dim = draw.choice(DIMS) if draw.chance(0.9) else draw.integer(0, 2000)
+    most = 2500 // max(dim, 1) + 1  # large ones are among the edges
     rows = draw.choice((0, 1, 2, 3, 10, 100, 1000, 1025)) if draw.chance(0.8) else draw.integer(0, 4000)
     rows = min(rows, most)
     n = min(draw.choice((0, 1, 2, 3, 8, 33, 100, 1000)) if draw.chance(0.8) else draw.integer(0, 4000), most)
