@@ -53,7 +53,8 @@ def array(row: type[Struct], rows: list[tuple[Any, ...]]) -> Any:
 @cache
 def _packer(row: type[Struct]) -> Callable[..., bytes]:
     """Packs a row's fields several times faster than ctypes assigns them; both lay them out as the C compiler does."""
-    packer = struct.Struct("".join(kind._type_ for _, kind in row._fields_))
+    fields: Any = row._fields_
+    packer = struct.Struct("".join(kind._type_ for _, kind in fields))
     tail = bytes(ctypes.sizeof(row) - packer.size)
     return packer.pack if not tail else lambda *fields: packer.pack(*fields) + tail
 
