@@ -90,7 +90,7 @@ class QuantLinear(nn.Module):
             TypeError: not a linear, or an `act` of another kind.
             ValueError: linears whose inputs differ, weights that are not finite, smooth scales that are not positive.
         """
-        linears = list(linear) if isinstance(linear, (list, tuple)) else [linear]
+        linears: list[nn.Linear] = [linear] if isinstance(linear, nn.Module) else list(linear)
         for one in linears:
             if not isinstance(one, nn.Linear):
                 raise TypeError(f"linear is a {type(one).__name__}; accepted: a torch.nn.Linear, or a list of them")
@@ -136,6 +136,7 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """(..., n) of x (..., k), in x's dtype."""
+        scale: Tensor | None
         if isinstance(x, QuantizedRows):
             rows, scale, smooth, mode, dtype = x.codes, x.scale, None, "pertoken", x.dtype
         elif isinstance(x, Tensor):
@@ -165,9 +166,9 @@ class QuantLinear(nn.Module):
 class QuantLinearPart(nn.Module):
     """Some of the outputs of a `QuantLinear` that several linears share (q, k, v; gate, up).
 
-    The first part to be called on `QuantizedRows` computes all outputs in one product and leaves them with the rows, and
-    the other parts take theirs from there. The shared linear is not a child of this module: it is registered once, where
-    it belongs to, so that state dicts hold its weights once.
+    The first part to be called on `QuantizedRows` computes all outputs in one product and leaves them with the rows,
+    and the other parts take theirs from there. The shared linear is not a child of this module: it is registered once,
+    where it belongs to, so that state dicts hold its weights once.
 
     Args:
         shared: the linear of all outputs.

@@ -51,8 +51,8 @@ class AddRMSNormQuant(_Norm):
     Args:
         weight: (d,), the norm's gain: float32, float16 or bfloat16; the activations' dtype or float32.
         epsilon: added to the mean square; 0 or more.
-        smooth_scale: (d,), factors of the columns before they are quantized; the linears that read the rows hold weights
-            that are divided by them (`QuantLinear.from_float(..., smooth_scale=...)`).
+        smooth_scale: (d,), factors of the columns before they are quantized; the linears that read the rows hold
+            weights that are divided by them (`QuantLinear.from_float(..., smooth_scale=...)`).
         bias: (d,), the norm's bias.
 
     Raises:
