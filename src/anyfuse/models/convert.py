@@ -150,7 +150,7 @@ def make_plan(model: nn.Module, adapter: Adapter, skip: Sequence[str]) -> Plan:
     layers = _find(model, adapter.layers)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
-            f"model is a {type(model).__name__} without a ModuleList {adapter.layers!r}; accepted: one that the adapter fits"
+            f"model is a {type(model).__name__} without a ModuleList {adapter.layers!r}; it does not fit"
         )
     for i, layer in enumerate(layers):
         _plan_layer(plan, layer, i, skip)
