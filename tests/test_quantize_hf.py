@@ -97,9 +97,11 @@ def test_a_kept_linear_keeps_its_norm_in_float() -> None:
     exact = logits(model)
     report = anyfuse.quantize_(model, skip=("lm_head", "model.layers.1.self_attn.k_proj", "*.2.mlp.*"))
     layers = model.model.layers
-    assert isinstance(layers[1].attention.q_proj, QuantLinear) and isinstance(layers[1].attention.k_proj, nn.Linear)
-    assert not isinstance(layers[1].input_norm, AddRMSNormQuant) and isinstance(layers[1].post_norm, AddRMSNormQuant)
-    assert isinstance(layers[0].attention.q_proj, QuantLinearPart)
+    assert isinstance(layers[1].self_attn.q_proj, QuantLinear) and isinstance(layers[1].self_attn.k_proj, nn.Linear)
+    assert not isinstance(layers[1].input_layernorm, AddRMSNormQuant) and isinstance(
+        layers[1].post_attention_layernorm, AddRMSNormQuant
+    )
+    assert isinstance(layers[0].self_attn.q_proj, QuantLinearPart)
     assert isinstance(layers[2].mlp.down_proj, nn.Linear)
     assert report.kept["model.layers.1.input_layernorm"] == "model.layers.1.self_attn.k_proj needs its float output"
     assert report.kept["model.layers.2.mlp.up_proj"] == "skipped"
@@ -116,7 +118,7 @@ def test_calibration_folds_smooth_scales_into_the_norms() -> None:
     anyfuse.quantize_(plain, calibration=None)
     anyfuse.quantize_(smoothed, calibration=[ids(4, 16), {"input_ids": ids(1, 9)}])
     for layer in smoothed.model.layers:
-        assert torch.equal(layer.input_norm.smooth_scale, layer.attention.qkv.smooth_scale)
+        assert torch.equal(layer.input_layernorm.smooth_scale, layer.self_attn.qkv.smooth_scale)
         assert layer.mlp.down_proj.smooth_scale is not None
     assert (logits(smoothed) - exact).norm() < 0.6 * (logits(plain) - exact).norm()
 
@@ -170,6 +172,7 @@ def test_saved_models_load_without_the_float_one(tmp_path: Path, head: bool, tie
 
 
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
     with pytest.raises(FileNotFoundError, match="missing"):
@@ -178,13 +181,11 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     anyfuse.quantize_(model)
     anyfuse.save_quantized(model, tmp_path)
     path = tmp_path / "anyfuse.safetensors"
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
-    tensors, name = load_file(path), "model.layers.0.attention.qkv.weight"
+    tensors, name = load_file(path), "model.layers.0.self_attn.qkv.weight"
     for changed, message in (
-        ({key: value for key, value in tensors.items() if key != name}, "lacks model.layers.0.attention.qkv.weight"),
+        ({key: value for key, value in tensors.items() if key != name}, "lacks model.layers.0.self_attn.qkv.weight"),
         ({**tensors, "other": torch.zeros(1)}, "has other"),
         ({**tensors, name: tensors[name][:-1].clone()}, "qkv.weight has shape"),
         ({**tensors, name: tensors[name].int()}, "qkv.weight has dtype"),
@@ -205,7 +206,7 @@ def test_an_adapter_fits_other_models_and_a_wrong_one_is_refused() -> None:
     exact = logits(model)
     with pytest.raises(ValueError, match="model is a Other; accepted: LlamaForCausalLM"):
         anyfuse.quantize_(model)
-    with pytest.raises(ValueError, match="without a ModuleList 'model.h'"):
+    with pytest.raises(ValueError, match=r"without a ModuleList 'model\.h'"):
         anyfuse.quantize_(model, adapter=Adapter(layers="model.h"))
     report = anyfuse.quantize_(copy.deepcopy(model), adapter=replace(Adapter(), mlp="ffn"))
     assert report.kept["model.layers.0"] == "it has no ffn"
@@ -225,7 +226,7 @@ def test_errors_leave_the_model_as_it_was() -> None:
         with pytest.raises(error, match=message):
             anyfuse.quantize_(model, **options)
     assert torch.equal(logits(model), exact)
-    with pytest.raises(TypeError, match="not|accepted"):
+    with pytest.raises(TypeError, match="accepted: one of transformers"):
         anyfuse.save_quantized(model, "unused")
     anyfuse.quantize_(model)
     with pytest.raises(TypeError, match="already"):

@@ -62,7 +62,7 @@ def observe(model: nn.Module, readers: Mapping[str, nn.Module], batches: Iterabl
     finally:
         for handle in handles:
             handle.remove()
-    if not seen:
+    if readers and not seen:
         raise ValueError("calibration holds no batch; accepted: at least one")
     for name, activation in seen.items():
         if not activation.absmax.isfinite().all():

@@ -284,10 +284,9 @@ def _quantized_layer(plan: Plan, layer: nn.Module, i: int, smooth: dict[str, Ten
             norms.append(AddRMSNormQuant(weight, getattr(norm, adapter.epsilon), smooth_scale=smooth[full]))
         else:
             norms.append(AddNorm(norm))
-    result = QuantDecoderLayer(
-        norms[0], layer.get_submodule(adapter.attention), norms[1], layer.get_submodule(adapter.mlp),
-        hands_over=i + 1 in plan.layers,
-    )  # fmt: skip
+    names = (adapter.input_norm, adapter.attention, adapter.post_norm, adapter.mlp)
+    attention, mlp = layer.get_submodule(adapter.attention), layer.get_submodule(adapter.mlp)
+    result = QuantDecoderLayer(names, norms[0], attention, norms[1], mlp, hands_over=i + 1 in plan.layers)
     for name in ("attention_type", "layer_type"):  # what some models ask their layers for
         if hasattr(layer, name):
             setattr(result, name, getattr(layer, name))

@@ -89,6 +89,7 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
         raise ValueError(f"{folder / FILE} is of a {recipe.kind}, which transformers {transformers.__version__} lacks")
     with init_empty_weights(include_buffers=False):
         model = kind(config)
+    model.tie_weights()  # parameters that became empty are no longer one
 
     def make(group: Group) -> QuantLinear:
         n, k = sum(one.out_features for one in group.linears), group.linears[0].in_features
