@@ -70,7 +70,7 @@ def build(source: Path, to: Path, *flags: str, link: list[str] | None = None) ->
 
 def declared_functions() -> set[str]:
     text = "".join((acl_config.PREFIX / "include" / name).read_text() for name in HEADERS)
-    return set(re.findall(r"\b([aA]cl\w+)\(", re.sub(r"/\*.*?\*/|#define.*", "", text, flags=re.S)))
+    return set(re.findall(r"\b([aA]cl\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*", "", text, flags=re.S)))
 
 
 # ---- plain programs ----
