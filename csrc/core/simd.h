@@ -183,26 +183,69 @@ ANYFUSE_INLINE void store_bytes(int8_t *to, const vi *v) {
 #endif
 }
 
-// ---- tables in memory, kWidth entries at a time ----
+// ---- tables, kWidth entries at a time ----
 
-// table[byte[i]]. Scalar loads: a gather instruction costs more on most CPUs.
-ANYFUSE_INLINE vf lookup(const float *table, const uint8_t *byte) {
-  vf v;
-  for (int i = 0; i < kWidth; ++i) v[i] = table[byte[i]];
-  return v;
-}
-ANYFUSE_INLINE vu lookup(const uint32_t *table, vu index) {
+// From memory: scalar loads, which cost less than a gather instruction on the CPUs measured.
+ANYFUSE_INLINE vf lookup(const float *table, vu index) {
   uint32_t at[kWidth];
   memcpy(at, &index, sizeof at);
-  vu v;
+  vf v;
   for (int i = 0; i < kWidth; ++i) v[i] = table[at[i]];
   return v;
 }
-ANYFUSE_INLINE vf lookup(const float *table, vu index) { return from_bits(lookup((const uint32_t *)table, index)); }
+
+// Vectors are put together four entries at a time: GCC would fill a 64-byte one by a masked broadcast a lane.
+typedef uint32_t four __attribute__((vector_size(16)));
+typedef uint32_t __attribute__((may_alias)) any32;  // the bits of a float where they lie
+ANYFUSE_INLINE vu join(const four *part) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  const __m512i low = _mm512_inserti32x4(_mm512_castsi128_si512((__m128i)part[0]), (__m128i)part[1], 1);
+  return (vu)_mm512_inserti32x4(_mm512_inserti32x4(low, (__m128i)part[2], 2), (__m128i)part[3], 3);
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  return (vu)_mm256_set_m128i((__m128i)part[1], (__m128i)part[0]);
+#else
+  return (vu)part[0];
+#endif
+}
+
+// table[upper half of key[i]].
+ANYFUSE_INLINE vu lookup_upper_half(const uint32_t *table, const float *key) {
+  constexpr int kUpper = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 2 : 0;
+  four part[kWidth / 4];
+  for (int i = 0; i < kWidth / 4; ++i) {
+    uint16_t h[4];
+    for (int k = 0; k < 4; ++k) memcpy(h + k, (const char *)(key + 4 * i + k) + kUpper, sizeof *h);
+    part[i] = (four){table[h[0]], table[h[1]], table[h[2]], table[h[3]]};
+  }
+  return join(part);
+}
+
+// table[byte[i]].
+ANYFUSE_INLINE vf lookup_bytes(const float *table, const uint8_t *byte) {
+  const any32 *t = (const any32 *)table;
+  four part[kWidth / 4];
+  for (int i = 0; i < kWidth / 4; ++i) {
+    const uint8_t *b = byte + 4 * i;
+    part[i] = (four){t[b[0]], t[b[1]], t[b[2]], t[b[3]]};
+  }
+  return from_bits(join(part));
+}
 
 // The lanes, each below 2^8, as kWidth bytes.
 ANYFUSE_INLINE void store_bytes(uint8_t *to, vu v) {
+#if defined(ANYFUSE_TARGET_IS_avx512)
+  _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(ANYFUSE_TARGET_IS_avx2)
+  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+  const __m128i words = _mm_packus_epi32(low, high);
+  _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(words, words));
+#elif defined(__SSE2__)
+  const __m128i words = _mm_packs_epi32((__m128i)v, (__m128i)v);
+  const int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
+  memcpy(to, &bytes, sizeof bytes);
+#else
   for (int i = 0; i < kWidth; ++i) to[i] = (uint8_t)v[i];
+#endif
 }
 
 // ---- bf16 and fp16, W at a time. Stores round half to even and write one NaN (0x7FC0, 0x7E00). ----

@@ -34,12 +34,13 @@ struct Block {
   const float *grad;
   float *var;
   uint8_t *m_code, *v_code;
-  float *m, *v;  // the new moments
+  float *m, *v, *m_ratio, *v_ratio;  // the new moments, and these over their scales
 };
 
 // What one kernel call works in; it stays in L1.
 struct Scratch {
   alignas(64) float grad[kMaxBlock], var[kMaxBlock], m[kMaxBlock], v[kMaxBlock];
+  alignas(64) float m_ratio[kMaxBlock], v_ratio[kMaxBlock];
   alignas(64) uint8_t m_code[kMaxBlock], v_code[kMaxBlock];
 };
 
@@ -96,24 +97,45 @@ struct Scales {
   float m, v;
 };
 
+// Division and square root take a vector longest from start to end. What needs one, or its result, runs this many
+// elements behind, so that the processor's window holds work that need not wait.
+constexpr int64_t kLag = 64;
+
+// Calls ahead(i) for every vector in order, and behind(i) kLag elements later.
+template <typename Ahead, typename Behind>
+ANYFUSE_INLINE void in_two_steps(int64_t n, Ahead ahead, Behind behind) {
+  const int64_t lag = n < kLag ? n : kLag;
+  for (int64_t i = 0; i < lag; i += kWidth) ahead(i);
+  for (int64_t i = lag; i < n; i += kWidth) {
+    ahead(i);
+    behind(i - lag);
+  }
+  for (int64_t i = n - lag; i < n; i += kWidth) behind(i);
+}
+
 // Dequantizes the moments, steps them and the parameters, and returns the largest magnitudes of the new moments.
 template <bool device>
-ANYFUSE_INLINE Scales step_block(const anyfuse::AdamWQuantStep &p, const Block &b, Scales old) {
+ANYFUSE_INLINE Scales step_block(const anyfuse::AdamWQuantStep &args, const Block &block, Scales old) {
+  const anyfuse::AdamWQuantStep p = args;  // copies of this function's own need no second load after a store
+  const Block b = block;
   vu largest_m = {}, largest_v = {};
-  for (int64_t i = 0; i < b.n; i += kWidth) {
+  const auto moments = [&](int64_t i) __attribute__((always_inline)) {
     const vf g = load(b.grad + i) * p.unscale * p.gnorm_scale;
-    const vf m_old = lookup(p.map_m->value, b.m_code + i) * old.m;
-    const vf v_old = lookup(p.map_v->value, b.v_code + i) * old.v;
+    const vf m_old = lookup_bytes(p.map_m->value, b.m_code + i) * old.m;
+    const vf v_old = lookup_bytes(p.map_v->value, b.v_code + i) * old.v;
     const vf m = m_old * p.beta1 + g * p.one_minus_beta1;
     const vf v = v_old * p.beta2 + (g * g) * p.one_minus_beta2;
-    const vf update = (m * p.step_size) / (sqrt(v) + p.eps);
-    const vf var = load(b.var + i);
-    store(b.var + i, device ? (var + update) * p.decay : var * p.decay + update);
     store(b.m + i, m);
     store(b.v + i, v);
     largest_m = max_magnitude(largest_m, bits(abs(m)));
     largest_v = max_magnitude(largest_v, bits(abs(v)));
-  }
+  };
+  const auto parameters = [&](int64_t i) __attribute__((always_inline)) {
+    const vf update = (load(b.m + i) * p.step_size) / (sqrt(load(b.v + i)) + p.eps);
+    const vf var = load(b.var + i);
+    store(b.var + i, device ? (var + update) * p.decay : var * p.decay + update);
+  };
+  in_two_steps(b.n, moments, parameters);
   const uint32_t largest[2] = {horizontal_max(largest_m), horizontal_max(largest_v)};
   Scales scales;
   memcpy(&scales, largest, sizeof scales);
@@ -136,33 +158,46 @@ ANYFUSE_INLINE vu code_by_search(const anyfuse::Codebook &map, vf n) {
   return code - up + down;  // a true lane is -1
 }
 
-ANYFUSE_INLINE vu code_by_table(const anyfuse::Codebook &map, vf n) {
-  const vu u = bits(n), folded = (lookup(map.edge, u >> 16) + u) >> 16;
+ANYFUSE_INLINE vu code_by_table(const anyfuse::Codebook &map, const float *n) {
+  const vu u = bits(load(n)), folded = (lookup_upper_half(map.edge, n) + u) >> 16;
   return folded ^ ((vu)((vi)u >> 31) & 0xffu);
 }
 
-// Codes of values/scale. `zeros` stands for the entries that are 0: where it is not empty, a value above 0 gets the
-// first entry after them instead.
 template <bool by_table>
-ANYFUSE_INLINE void encode_block(const anyfuse::Codebook &map, const float *values, int64_t n, float scale,
-                                 bool nonzero, uint8_t *codes) {
-  const uint32_t zero_begin = map.zero_begin, zero_end = map.zero_end;
-  for (int64_t i = 0; i < n; i += kWidth) {
-    const vf value = load(values + i), ratio = value / scale;
-    vu code = by_table ? code_by_table(map, ratio) : code_by_search(map, ratio);
-    if (nonzero) code = (value > 0.0f) & (code >= zero_begin) & (code < zero_end) ? set_bits(zero_end) : code;
-    store_bytes(codes + i, code);
-  }
+ANYFUSE_INLINE vu code_of(const anyfuse::Codebook &map, const float *n) {
+  return by_table ? code_by_table(map, n) : code_by_search(map, load(n));
 }
 
-ANYFUSE_INLINE void encode(const anyfuse::Codebook &map, const float *values, int64_t n, float scale, bool nonzero,
-                           uint8_t *codes) {
-  const float divisor = scale == 0.0f ? 1.0f : scale;
-  // The table knows no NaN, which a scale that is not finite brings about.
-  if (map.by_table && divisor - divisor == 0.0f)
-    encode_block<true>(map, values, n, divisor, nonzero, codes);
+// Codes of both moments over their scales. With `nonzero_v` a v above 0 does not get an entry that is 0 but the
+// first one after them.
+template <bool by_table>
+ANYFUSE_INLINE void encode_block(const anyfuse::AdamWQuantStep &p, const Block &block, Scales divisor) {
+  const Block b = block;
+  const bool nonzero_v = p.nonzero_v;
+  const anyfuse::Codebook &map_m = *p.map_m, &map_v = *p.map_v;
+  const uint32_t zero_begin = map_v.zero_begin, zero_end = map_v.zero_end;
+  const auto divide = [&](int64_t i) __attribute__((always_inline)) {
+    store(b.m_ratio + i, load(b.m + i) / divisor.m);
+    store(b.v_ratio + i, load(b.v + i) / divisor.v);
+  };
+  const auto encode = [&](int64_t i) __attribute__((always_inline)) {
+    store_bytes(b.m_code + i, code_of<by_table>(map_m, b.m_ratio + i));
+    vu code = code_of<by_table>(map_v, b.v_ratio + i);
+    if (nonzero_v) code = (load(b.v + i) > 0.0f) & (code >= zero_begin) & (code < zero_end) ? set_bits(zero_end) : code;
+    store_bytes(b.v_code + i, code);
+  };
+  in_two_steps(b.n, divide, encode);
+}
+
+ANYFUSE_INLINE bool finite(float x) { return x - x == 0.0f; }
+
+ANYFUSE_INLINE void encode(const anyfuse::AdamWQuantStep &p, const Block &b, Scales scales) {
+  const Scales divisor = {scales.m == 0.0f ? 1.0f : scales.m, scales.v == 0.0f ? 1.0f : scales.v};
+  // A scale that is not finite brings about NaN, which the tables do not know.
+  if (p.map_m->by_table && p.map_v->by_table && finite(scales.m) && finite(scales.v))
+    encode_block<true>(p, b, divisor);
   else
-    encode_block<false>(map, values, n, divisor, nonzero, codes);
+    encode_block<false>(p, b, divisor);
 }
 
 ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, int64_t n, Scratch &scratch) {
@@ -177,12 +212,13 @@ ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, i
   b.v_code = read_codes(row.v, index, n, scratch.v_code);
   b.m = scratch.m;
   b.v = scratch.v;
+  b.m_ratio = scratch.m_ratio;
+  b.v_ratio = scratch.v_ratio;
   const Scales old = {row.absmax_m[number], row.absmax_v[number]};
   const Scales scales = p.device ? step_block<true>(p, b, old) : step_block<false>(p, b, old);
   row.absmax_m[number] = scales.m;
   row.absmax_v[number] = scales.v;
-  encode(*p.map_m, b.m, b.n, scales.m, false, b.m_code);
-  encode(*p.map_v, b.v, b.n, scales.v, p.nonzero_v, b.v_code);
+  encode(p, b, scales);
   write_floats(row.var_dtype, row.var, index, n, b.var);
   write_codes(row.m, index, n, b.m_code);
   write_codes(row.v, index, n, b.v_code);

@@ -56,7 +56,7 @@ def _packer(row: type[Struct]) -> Callable[..., bytes]:
     fields: Any = row._fields_
     packer = struct.Struct("".join(kind._type_ for _, kind in fields))
     tail = bytes(ctypes.sizeof(row) - packer.size)
-    return packer.pack if not tail else lambda *fields: packer.pack(*fields) + tail
+    return packer.pack if not tail else lambda *values: packer.pack(*values) + tail
 
 
 _ERRORS: dict[int, type[Exception]] = {

@@ -57,9 +57,8 @@ def product() -> str:
 
 
 def restricted() -> bool:
-    """True when the operator's table is to be looked at. Never while `torch.compile` traces, which cannot follow
-    context variables: the operator looks again when the graph runs."""
-    return not torch.compiler.is_compiling() and _product.get() != ANY
+    """True when the operator's table is to be looked at."""
+    return _product.get() != ANY
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import anyfuse
 from . import _core
 from ._console import Json, print_json, table
 from ._soc import PRODUCTS, limits_on
+from .acl_config import acl_config
 from .bench.command import bench
 from .demo.command import demo
 from .verify.command import cases_app, verify
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 app.command()(verify)
 app.command()(demo)
+app.command("acl-config")(acl_config)
 app.add_typer(cases_app, name="case")
 
 

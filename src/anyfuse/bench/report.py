@@ -36,8 +36,8 @@ SCHEMA: dict[str, Any] = {
     "date": str,
     "machine": dict,
     "settings": {
-        "rounds": int, "spread_limit": _NUMBER, "neighbour_limit": _NUMBER, "peers": bool, "quick": bool,
-        "threads": int,
+        "rounds": int, "threads": int, "spread_limit": _NUMBER, "neighbour_limit": _NUMBER,
+        "peers": bool, "quick": bool,
     },
     "conclusive": bool,
     "results": [

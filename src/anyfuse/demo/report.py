@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.columns import Columns
 from rich.console import Console
-from rich.panel import Panel
 from rich.text import Text
 
 from .._console import table
@@ -19,6 +16,7 @@ if TYPE_CHECKING:
     from .study import Study
 
 INK, PALE, PASS, MISS = "#22313f", "#c9d3dc", "#2a9d8f", "#c8553d"
+TITLE: dict[str, Any] = {"loc": "left", "color": INK, "fontsize": 11, "fontweight": "bold"}
 # How a training is drawn: the first two coincide, so the first is a broad band and the second a thin line on it.
 STYLES: dict[str, dict[str, Any]] = {
     "torch AdamW": {"color": "#b8c4d6", "linewidth": 6.0},
@@ -34,8 +32,8 @@ def print_report(study: Study, console: Console) -> None:
         f"\nA Llama of [bold]{parameters:,}[/] parameters, {vocabulary:,} word pieces, {figures['steps']} steps, "
         f"{seconds['total']:.0f} s.\n"
     )
-    numbers = ("validation loss", "against torch", "ms/step", "of which optimizer", "state bytes/parameter")
-    lines = table("Trainings: same seed, same batches", "optimizer", *numbers, numbers=numbers)
+    numbers = ("loss", "vs torch", "ms/step", "optimizer", "state/param")
+    lines = table("Trainings: same seed, same batches; loss on held-out text", "optimizer", *numbers, numbers=numbers)
     yardstick = next(iter(figures["trainings"].values()))["validation_loss"]
     for name, run in figures["trainings"].items():
         times = seconds["trainings"][name]
@@ -44,8 +42,8 @@ def print_report(study: Study, console: Console) -> None:
             f"{run['validation_loss']:.4f}",
             f"{run['validation_loss'] / yardstick - 1:+.3%}",
             f"{times['step'] * 1e3:.1f}",
-            f"{times['optimizer'] * 1e3:.2f}",
-            f"{run['state_bytes_per_parameter']:.2f}",
+            f"{times['optimizer'] * 1e3:.2f} ms",
+            f"{run['state_bytes_per_parameter']:.2f} B",
         )
         if "ema_validation_loss" in run:
             ema = run["ema_validation_loss"]
@@ -55,18 +53,25 @@ def print_report(study: Study, console: Console) -> None:
         f"Lazy Adam touched {figures['embedding_rows_touched']:.1%} of the embedding's rows in a step.\n",
         highlight=False,
     )
-    columns = ("loss", "against float", "same next token")
-    lines = table("The trained model, held-out text", "computed in", *columns, numbers=columns)
+    columns = ("loss", "vs float", "same next token")
+    lines = table("The trained model on held-out text", "computed in", *columns, numbers=columns)
     base = figures["inference"]["float"]["loss"]
     for name, result in figures["inference"].items():
         same = f"{result['agreement']:.1%}" if "agreement" in result else ""
         lines.add_row(name, f"{result['loss']:.4f}", f"{result['loss'] / base - 1:+.3%}", same)
     console.print(lines)
-    texts = islice(figures["text"].items(), 1, None)
-    console.print(Columns([Panel(Text(text.strip()), title=f"written in {name}", width=58) for name, text in texts]))
+    _print_texts(figures["text"], console)
     for check in study.checks:
         mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
         console.print(f"{mark} {check.name}: {check.value:.3%} apart, limit {check.limit:.0%}", highlight=False)
+
+
+def _print_texts(text: dict[str, str], console: Console) -> None:
+    """The texts side by side, their line breaks left out (the JSON has them)."""
+    names = [name for name in text if name != "prompt"]
+    lines = table(f"Written after “{text['prompt']}”", *names, wrap=tuple(names))
+    lines.add_row(*(Text(" ".join(text[name].split())) for name in names))
+    console.print(lines)
 
 
 # ---- picture ----
@@ -92,7 +97,6 @@ def draw(study: Study, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(PALE)
         axes.tick_params(colors=INK, labelsize=9, color=PALE)
-        axes.title.set(color=INK, fontsize=11, fontweight="bold")
     figures = study.figures
     figure.text(0.065, 0.945, "anyfuse demo", fontsize=17, fontweight="bold", color=INK)
     figure.text(
@@ -105,6 +109,8 @@ def draw(study: Study, path: Path) -> None:
 
 
 def _draw_losses(axes: Axes, figures: dict[str, Any]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for name, run in figures["trainings"].items():
         steps, losses = zip(*run["curves"]["validation_loss"], strict=True)
         axes.plot(steps, losses, label=f"{name}   {losses[-1]:.3f}", solid_capstyle="round", **STYLES[name])
@@ -116,10 +122,11 @@ def _draw_losses(axes: Axes, figures: dict[str, Any]) -> None:
         marker="*", markersize=11, color="#1d4e89", markeredgecolor="white", linestyle="none", clip_on=False, zorder=5,
         label=f"EMA weights   {ema:.3f}",
     )  # fmt: skip
-    axes.set_title("Loss on held-out text, nats a token", loc="left")
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    axes.set_title("Loss on held-out text, nats a token", **TITLE)
+    axes.legend(facecolor="white", edgecolor="none", framealpha=1, fontsize=9, labelcolor=INK)
     axes.grid(axis="y", color=PALE, linewidth=0.5)
-    axes.set_xlim(0, figures["steps"])
+    axes.set_xlim(0, figures["steps"] * 1.01)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(labelbottom=False)
 
 
@@ -132,7 +139,7 @@ def _draw_gaps(axes: Axes, figures: dict[str, Any]) -> None:
         axes.plot(steps, gaps, marker="o", markersize=3.5, **STYLES[name])
     axes.axhline(0, color=STYLES[yardstick[0]]["color"], linewidth=3, zorder=0)
     axes.margins(y=0.2)
-    axes.set_title("Apart from torch AdamW, %", loc="left")
+    axes.set_title("Apart from torch AdamW, %", **TITLE)
     axes.set_xlabel("step", fontsize=9, color=INK)
 
 
@@ -146,7 +153,7 @@ def _draw_state(axes: Axes, figures: dict[str, Any]) -> None:
     axes.set_xlim(0, max(widths) * 1.15)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("Optimizer state, bytes a parameter", loc="left")
+    axes.set_title("Optimizer state, bytes a parameter", **TITLE)
 
 
 def _draw_checks(axes: Axes, study: Study) -> None:
@@ -162,7 +169,7 @@ def _draw_checks(axes: Axes, study: Study) -> None:
     axes.set_xlim(0, 1)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("Losses apart, and the limit", loc="left")
+    axes.set_title("Losses apart, and the limit", **TITLE)
 
 
 def smooth(values: list[float]) -> list[float]:

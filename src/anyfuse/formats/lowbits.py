@@ -1,7 +1,7 @@
 """Codes of 4 and 8 bits: packed int4, the two 8-bit floats, and HiFloat8.
 
-Everything here works on integers and exact comparisons, so that the codes are the same on every torch version (torch's own
-casts to 8-bit floats differ between versions in what they do beyond the largest value and with NaN).
+Everything here works on integers and exact comparisons, so that the codes are the same on every torch version (torch's
+own casts to 8-bit floats differ between versions in what they do beyond the largest value and with NaN).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -32,8 +34,8 @@ def pack_int4(values: Tensor, carrier: torch.dtype = torch.uint8) -> Tensor:
 
     Raises:
         TypeError: values of another kind, another carrier.
-        ValueError: n that does not fill whole elements; values out of range (looked at on the CPU only, where it costs no
-            synchronization).
+        ValueError: n that does not fill whole elements; values out of range (looked at on the CPU only, where it costs
+            no synchronization).
 
     Example:
         >>> import torch
@@ -41,13 +43,12 @@ def pack_int4(values: Tensor, carrier: torch.dtype = torch.uint8) -> Tensor:
         >>> pack_int4(torch.tensor([1, -2, 3, -4, 5, -6, 7, -8]), torch.int32)
         tensor([-2019179551], dtype=torch.int32)
     """
-    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
-        raise TypeError(f"values has dtype {values.dtype}; accepted: an integer dtype")
+    if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
+        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"values is {got}; accepted: a tensor of uint8, int8, int16, int32, int64")
     count = _nibbles("carrier", carrier)
     if values.dim() == 0 or values.shape[-1] % count:
-        raise ValueError(
-            f"values has shape {tuple(values.shape)}; accepted: a last dimension that is a multiple of {count}"
-        )
+        raise ValueError(f"values has shape {tuple(values.shape)}; accepted: a multiple of {count} as last dimension")
     if values.device.type == "cpu" and values.numel() and not bool(((values >= -8) & (values <= 7)).all()):
         raise ValueError(f"values lie from {values.min()} to {values.max()}; accepted: -8 to 7")
     nibbles = (values.to(torch.int64) & 0xF).unflatten(-1, (values.shape[-1] // count, count))
@@ -145,16 +146,20 @@ def encode_hifloat8(x: Tensor) -> Tensor:
 
 
 def decode_hifloat8(codes: Tensor) -> Tensor:
-    """The float32 values of HiFloat8 codes (uint8): 0x80 is NaN, 0x6F and 0xEF are ±inf. TypeError for another dtype."""
+    """The float32 values of HiFloat8 codes (uint8): 0x80 is NaN, 0x6F and 0xEF are ±inf.
+
+    Raises TypeError for another dtype.
+    """
     if not isinstance(codes, Tensor) or codes.dtype != torch.uint8:
         raise TypeError(f"codes is {codes.dtype if isinstance(codes, Tensor) else type(codes)}; accepted: torch.uint8")
     return torch.tensor(_hifloat8_values(), device=codes.device)[codes.long()]
 
 
 def _hifloat8_magnitude(code: int) -> float:
-    """The value of a code without its sign bit. A prefix tells how many bits the exponent has; the mantissa has the rest.
+    """The value of a code without its sign bit.
 
-    The exponent is sign and magnitude, the magnitude's leading 1 implied.
+    A prefix tells how many bits the exponent has; the mantissa has the rest. The exponent is sign and magnitude, the
+    magnitude's leading 1 implied.
     """
     if code < 0x08:  # prefix 0000
         return 2.0 ** (code - 23) if code else 0.0
@@ -184,6 +189,6 @@ def _hifloat8_order() -> tuple[list[int], list[float]]:
 
 
 def _require_float(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"{name} is {got}; accepted: a tensor of float32, float16, bfloat16")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import add, attrgetter, is_, itemgetter, le
 from typing import Any
 
@@ -90,18 +91,35 @@ def step_list(step: Any, count: int) -> list[Tensor]:
 
 def check_tensor_lists(lists: dict[str, Sequence[Tensor]], dtypes: Sequence[torch.dtype]) -> None:
     """Equal lengths, and in each position equal shapes and accepted dtypes. The first list is compared with."""
-    (first, leader), *_ = lists.items()
-    shapes = list(map(_shape, leader))
+    first, leader = next(iter(lists.items()))
+    shapes = shapes_of(leader)
     for name, tensors in lists.items():
-        if len(tensors) != len(leader):
-            raise ValueError(f"{name} has {len(tensors)} tensors; accepted: {len(leader)}, as many as {first}")
-        if list(map(_shape, tensors)) != shapes or not set(map(_dtype, tensors)).issubset(dtypes):
-            for tensor, shape in zip(tensors, shapes, strict=True):
-                require_tensor(name, tensor, dtypes)
-                require_shape(name, tensor, shape, first)
+        check_tensor_list(name, tensors, dtypes, shapes, first)
 
 
-_shape, _dtype, _nbytes = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")  # for map(): no frame a tensor
+def check_tensor_list(
+    name: str, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], shapes: Sequence[Sequence[int]], of: str
+) -> None:
+    """As many tensors as shapes, each of its shape and of an accepted dtype. `of` says whose shapes they are."""
+    require(len(tensors) == len(shapes), f"{name} has {len(tensors)} tensors; accepted: {len(shapes)}, as many as {of}")
+    if shapes_of(tensors) == shapes and frozenset(dtypes).issuperset(map(_dtype_of, tensors)):
+        return
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        require_tensor(name, tensor, dtypes)
+        require_shape(name, tensor, shape, of)
+
+
+# Lists may hold thousands of tensors, of which a few lines of Python each would cost as much as the kernel.
+_shape_of, _dtype_of, _nbytes_of = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> list[Sequence[int]]:
+    return list(map(_shape_of, tensors))
+
+
+def dtype_numbers(tensors: Sequence[Tensor]) -> Iterable[int]:
+    """The C API's numbers of the tensors' dtypes."""
+    return map(NUMBERS.__getitem__, map(_dtype_of, tensors))
 
 
 def check_steps(step: Sequence[Tensor], count: int) -> None:
@@ -192,7 +210,7 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     at. Disjoint views of one storage pass.
     """
     in_place, inputs = list(in_place), list(inputs)
-    if _lie_apart([tensor for _, tensors in (*in_place, *inputs) for tensor in tensors]):
+    if _lie_apart(list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))):
         return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
@@ -208,9 +226,7 @@ def check_memory(in_place: Named, inputs: Named) -> None:
                 elif tensor.numel():
                     start = tensor.data_ptr()
                     ranges.append((start, start + tensor.nbytes, written, name, tensor))
-    ranges.sort(key=_by_start)
-    if all(map(_ends_before, ranges, ranges[1:])):
-        return
+    ranges.sort(key=itemgetter(0))
     reach: list[tuple[int, int, bool, str, Tensor]] = []  # ranges that may still meet the next one
     for entry in ranges:
         reach = [other for other in reach if other[1] > entry[0]]
@@ -222,24 +238,15 @@ def check_memory(in_place: Named, inputs: Named) -> None:
         reach.append(entry)
 
 
-def _lie_apart(tensors: list[Tensor]) -> bool:
-    """True for contiguous tensors whose byte ranges do not meet: the common case, decided without a thought of names.
-
-    Ranges are apart when each but the last of the sorted ends comes no later than the start that follows its own.
-    """
+def _lie_apart(tensors: Sequence[Tensor]) -> bool:
+    """True when all are contiguous and no two share a byte. (Ranges are disjoint just when, starts and ends sorted each
+    by itself, every end comes before the next start.)"""
     if not all(map(Tensor.is_contiguous, tensors)):
         return False
     starts = list(map(Tensor.data_ptr, tensors))
-    ends = sorted(map(add, starts, map(_nbytes, tensors)))
+    ends = sorted(map(add, starts, map(_nbytes_of, tensors)))
     starts.sort()
     return all(map(le, ends, starts[1:]))
-
-
-_by_start = itemgetter(0)
-
-
-def _ends_before(entry: tuple[int, int, bool, str, Tensor], later: tuple[int, int, bool, str, Tensor]) -> bool:
-    return entry[1] <= later[0]
 
 
 def _repeats_itself(tensor: Tensor) -> bool:

@@ -189,16 +189,11 @@ def check(
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     codebook.check_block_size(block_size)
     d.check_tensor_lists({"var": var, "grad": grad}, d.FLOATS)
-    d.check_tensor_lists({"var": var, "m": m, "v": v}, (*d.FLOATS, torch.uint8))
     for name, codes in (("m", m), ("v", v)):
-        for tensor in codes:
-            d.require_tensor(name, tensor, (torch.uint8,))
+        d.check_tensor_list(name, codes, (torch.uint8,), d.shapes_of(var), "var")
+    shapes = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
     for name, scales in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
-        d.require(len(scales) == len(var), f"{name} has {len(scales)} tensors; accepted: {len(var)}, as many as var")
-        for tensor, of in zip(scales, var, strict=True):
-            d.require_tensor(name, tensor, (torch.float32,))
-            shape = (-(-of.numel() // block_size),)
-            d.require_shape(name, tensor, shape, f"one scale for each {block_size} elements of var")
+        d.check_tensor_list(name, scales, (torch.float32,), shapes, f"var in blocks of {block_size}")
     for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
         d.require_tensor(name, qmap, (torch.float32,))
         d.require_shape(name, qmap, (256,), "a value for each code")
@@ -377,7 +372,6 @@ class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
 
 
 _native = _core.function("apply_adam_w_quant", Params)
-number = d.NUMBERS
 
 
 def _cpu(
@@ -432,14 +426,17 @@ def _cpu(
         grad_ = d.contiguous(grad)  # kept until the call is over
         rows = _core.array(
             Row,
-            [
-                (
-                    p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), f.data_ptr(), now,
-                    number[g.dtype], number[p.dtype],
+            list(
+                zip(
+                    map(Tensor.numel, var_),
+                    *(map(Tensor.data_ptr, tensors) for tensors in (grad_, var_, m_, v_, absmax_m_, absmax_v_)),
+                    steps,
+                    d.dtype_numbers(grad_),
+                    d.dtype_numbers(var_),
+                    strict=True,
                 )
-                for g, p, a, b, e, f, now in zip(grad_, var_, m_, v_, absmax_m_, absmax_v_, steps, strict=True)
-            ],
-        )  # fmt: skip
+            ),
+        )
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),

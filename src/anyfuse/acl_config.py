@@ -1,0 +1,62 @@
+"""Where the C face is: what a compiler, a linker and CMake need to build a program written for the aclnn calls.
+
+The package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_env.sh`). Its libraries `libascendcl.so`,
+`libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which stands beside
+`libanyfuse.so`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._core import LIBRARY_DIR
+
+PREFIX = Path(__file__).parent / "_acl"
+LIBRARY = LIBRARY_DIR / "libanyfuse_acl.so"
+
+
+def prefix() -> Path:
+    """The root of the prefix. OSError where the package was built without the C face (it exists on Linux)."""
+    if not (PREFIX / "include" / "acl" / "acl.h").exists() or not LIBRARY.exists():
+        raise OSError(f"{PREFIX} is missing: this build of anyfuse has no C face; it is built on Linux")
+    return PREFIX
+
+
+def compile_flags() -> str:
+    """For the compiler: both folders that programs written for a toolkit include from."""
+    return f"-I{prefix() / 'include'} -I{prefix() / 'include' / 'aclnn'}"
+
+
+def link_flags() -> str:
+    """For the linker: the library, and a run path, so that the program finds it without LD_LIBRARY_PATH."""
+    prefix()
+    return f"-L{LIBRARY_DIR} -lanyfuse_acl -Wl,-rpath,{LIBRARY_DIR}"
+
+
+def cmake_dir() -> Path:
+    """For `cmake -DAnyfuseAcl_DIR=...`, after which `find_package(AnyfuseAcl)` gives `AnyfuseAcl::acl`."""
+    return prefix() / "lib64" / "cmake" / "AnyfuseAcl"
+
+
+def acl_config(
+    cflags: Annotated[bool, typer.Option("--cflags", help="Compiler flags.")] = False,
+    libs: Annotated[bool, typer.Option("--libs", help="Linker flags, with a run path.")] = False,
+    cmake: Annotated[bool, typer.Option("--cmake", help="The folder of AnyfuseAclConfig.cmake.")] = False,
+    root: Annotated[bool, typer.Option("--root", help="The prefix: use it as ASCEND_HOME_PATH.")] = False,
+) -> None:
+    """Print what building against the C face (the aclnn calls on the CPU) takes.
+
+    \b
+    cc program.c $(anyfuse acl-config --cflags --libs)
+    cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
+    source $(anyfuse acl-config --root)/set_env.sh
+    """
+    asked = [(cflags, compile_flags), (libs, link_flags), (cmake, cmake_dir), (root, prefix)]
+    if any(wanted for wanted, _ in asked):
+        print(*(value() for wanted, value in asked if wanted))
+        return
+    for name, value in (("cflags", compile_flags), ("libs", link_flags), ("cmake", cmake_dir), ("root", prefix)):
+        print(f"{name}: {value()}")
