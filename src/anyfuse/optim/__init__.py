@@ -1,0 +1,1 @@
+"""Optimizers on the fused operators: `torch.optim.Optimizer` subclasses with one native call a group and step."""
