@@ -23,9 +23,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def run(spec: OpSpec, arguments: dict[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
-    """All tensors that a call gave, and the arguments it was called with."""
+    """All tensors that a call gave or changed, and the arguments it was called with."""
     given = clone_with_storage(arguments)
-    return tensors_of(spec.function(**given)), given
+    changed = [name for name in spec.in_place if name not in spec.outputs]
+    return tensors_of([spec.function(**given), *(given.get(name) for name in changed)]), given
 
 
 def raw_bytes(tensors: list[Tensor]) -> list[bytes]:
