@@ -124,6 +124,21 @@ class Options:
     stochastic_rounding: bool = False
 
 
+def options_of(group: Group, grad_scale: float, ema_decay: float = 0.0) -> Options:
+    """The options of a group; those that it lacks are the defaults."""
+    own = ("block_size", "codebook", "nonzero_v", "skip_nonfinite", "stochastic_rounding")
+    return Options(
+        lr=float(group["lr"]),
+        betas=(float(group["betas"][0]), float(group["betas"][1])),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        maximize=bool(group["maximize"]),
+        grad_scale=grad_scale,
+        ema_decay=ema_decay,
+        **{key: group[key] for key in own if key in group},
+    )
+
+
 def make_plan(
     params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], seeds: Sequence[int] | None = None
 ) -> Plan:
@@ -133,9 +148,9 @@ def make_plan(
     return plan
 
 
-def run(plan: Plan, grads: Sequence[Tensor], options: Options) -> None:
-    """Steps the plan's rows and counts their steps."""
-    steps = next_steps(plan.states)
+def run(plan: Plan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
+    """Steps the plan's rows and counts their steps (to the numbers given, or by one)."""
+    steps = next_steps(plan.states) if steps is None else steps
     qmap_m, qmap_v = maps(options.codebook)
     if use_reference():
         _run_operator(plan, grads, steps, options)

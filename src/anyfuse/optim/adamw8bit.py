@@ -92,19 +92,7 @@ class AdamW8bit(FusedOptimizer):
 
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
         plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
-        options = rows.Options(
-            lr=float(group["lr"]),
-            betas=(float(group["betas"][0]), float(group["betas"][1])),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-            maximize=group["maximize"],
-            grad_scale=grad_scale,
-            block_size=group["block_size"],
-            codebook=group["codebook"],
-            nonzero_v=group["nonzero_v"],
-            skip_nonfinite=group["skip_nonfinite"],
-            stochastic_rounding=group["stochastic_rounding"],
-        )
+        options = rows.options_of(group, grad_scale)
         return lambda: rows.run(plan, grads, options)
 
     def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Any:
