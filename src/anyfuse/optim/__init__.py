@@ -1,1 +1,4 @@
 """Optimizers on the fused operators: `torch.optim.Optimizer` subclasses with one native call a group and step."""
+
+from .adamw8bit import AdamW8bit as AdamW8bit
+from .ema_adamw import EMAAdamW as EMAAdamW

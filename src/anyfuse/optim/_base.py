@@ -121,6 +121,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
         raise NotImplementedError
 
+    def _plan(self, key: Any, params: Sequence[Tensor], grads: Sequence[Tensor], make: Callable[[], Plan]) -> Plan:
+        """The cached plan of that key while it holds, otherwise a new one."""
+        plan = self._plans.get(key)
+        if plan is None or not plan.holds(params, grads):
+            plan = self._plans[key] = make()
+            self._seen = list(self.state.values())
+        return plan
+
     def _forget_replaced_states(self) -> None:
         """Drops the plans when a parameter's state is another dict than before."""
         now = list(self.state.values())
@@ -308,6 +316,18 @@ def next_steps(states: Sequence[State]) -> list[int]:
 def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
     for state, step in zip(states, steps, strict=True):
         state["step"] = step
+
+
+def first_seed() -> int:
+    """The seed of stochastic rounding for an optimizer that is being made."""
+    return torch.initial_seed() & 0xFFFFFFFF
+
+
+def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
+    """A seed for each parameter, by its place in its group and the group's among the groups."""
+    place = {id(param): i for i, param in enumerate(group["params"])}
+    first = group["rounding_seed"] + 0x01000193 * number
+    return [(first + place[id(param)]) & 0xFFFFFFFF for param in params]
 
 
 # ---- checks ----
