@@ -98,6 +98,8 @@ template <typename Id>
 struct Entries {
   const Table &table;
   int64_t prefetched, ahead;
+  int64_t count;  // of steps, whose numbers these are
+  anyfuse::LazyAdamStep numbers;
 
   int64_t position(int64_t i) const { return table.order != nullptr ? static_cast<int64_t>(table.order[i]) : i; }
   int64_t id(int64_t i) const { return named_by(static_cast<const Id *>(table.row.indices), position(i)); }
@@ -146,14 +148,17 @@ struct RowStep {
   int64_t last, skipped;  // the step that named the row last, and the steps since that did not
 };
 
-// Counts the step of a row.
-ANYFUSE_INLINE RowStep begin_row(const Table &t, int64_t id) {
+// Counts the step of a row. Rows that follow each other with the same count share their numbers.
+template <typename Id>
+ANYFUSE_INLINE RowStep begin_row(Entries<Id> &entries, int64_t id) {
+  const Table &t = entries.table;
   if (t.row.row_step == nullptr) return {t.step, 0, 0};
   int32_t &count = t.row.row_step[id];
   const int64_t last = count > 0 ? count : 0;
   if (!t.catch_up) {
     count = static_cast<int32_t>(last < INT32_MAX ? last + 1 : last);
-    return {step_numbers(t, count), last, 0};
+    if (count != entries.count) entries.numbers = step_numbers(t, entries.count = count);
+    return {entries.numbers, last, 0};
   }
   count = static_cast<int32_t>(t.row.step);
   return {t.step, last, t.row.step - 1 > last ? t.row.step - 1 - last : 0};
@@ -275,7 +280,7 @@ template <anyfuse_dtype var_dtype, typename Id>
 ANYFUSE_INLINE void step_row(Entries<Id> &entries, int64_t begin, int64_t end) {
   const Table &t = entries.table;
   const int64_t dim = t.row.dim, id = entries.id(begin), at = id * dim;
-  const RowStep r = begin_row(t, id);
+  const RowStep r = begin_row(entries, id);
   const bool direct = end - begin == 1 && t.row.gradient_dtype == ANYFUSE_FLOAT32;
   const float *gradient = static_cast<const float *>(t.row.gradient) + entries.position(begin) * dim;
   if (direct && r.skipped == 0) return step<var_dtype>(t, r.numbers, gradient, at, dim);
@@ -312,7 +317,7 @@ ANYFUSE_INLINE void step_elements(const Table &t, int64_t begin, int64_t end) {
 template <typename Id, anyfuse_dtype var_dtype>
 void step_entries(const Table &table, int64_t begin, int64_t end) {
   const int64_t bytes = table.row.dim * 4, ahead = kAheadBytes / (bytes < kLine ? kLine : bytes);
-  Entries<Id> entries{table, begin, ahead < 2 ? 2 : ahead};
+  Entries<Id> entries{table, begin, ahead < 2 ? 2 : ahead, -1, {}};
   while (begin < end && begin > 0 && entries.same_row(begin - 1, begin)) ++begin;  // the piece before has that run
   for (int64_t next; begin < end; begin = next) {
     for (next = begin + 1; next < table.entries && entries.same_row(begin, next);) ++next;

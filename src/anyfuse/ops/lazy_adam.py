@@ -958,7 +958,7 @@ def bad_calls() -> Iterable[BadCall]:
         given = call(indices=torch.tensor([0, -2]), refuse_negative=True, padding_idx=padding)
         yield BadCall(f"an id of -2, padding {padding}", given, IndexError, "indices")
     yield BadCall("a seed of 33 bits", call(step=1, stochastic_rounding=2**32), ValueError, "stochastic_rounding")
-    yield BadCall("grad_scale a number", call(grad_scale=2.0), TypeError, "grad_scale")
+    yield BadCall("grad_scale of two elements", call(grad_scale=torch.ones(2)), ValueError, "grad_scale")
     yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
     same = torch.ones(3, 4)
     yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")

@@ -2,3 +2,4 @@
 
 from .adamw8bit import AdamW8bit as AdamW8bit
 from .ema_adamw import EMAAdamW as EMAAdamW
+from .lazy_adam import LazyAdam as LazyAdam
