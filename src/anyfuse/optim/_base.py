@@ -242,7 +242,7 @@ class Plan:
         self._addresses = list(map(Tensor.data_ptr, self.params))
         self._grad_dtypes = list(map(_dtype_of, grads))
         self._var, self._grad = Through(), Through()
-        self._written = [t for t in (*self.params, *self._tensors) if not t.is_inference()]
+        self._written = [param for param in self.params if not param.is_inference()]
 
         self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
         columns: dict[str, list[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
@@ -270,7 +270,9 @@ class Plan:
         self.rows["step"] = steps
 
     def end(self) -> None:
-        """Writes back what is not contiguous, and bumps the version counters, so that a stale backward raises."""
+        """Writes back what is not contiguous, and bumps the parameters' version counters, so that a stale backward
+        raises. (No graph holds an optimizer's state, and to bump four more tensors a parameter would cost as much as
+        all else here.)"""
         self._var.write(self.params)
         torch.autograd.graph.increment_version(self._written)
 
