@@ -44,7 +44,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Any] = {}
         self._seen: list[State] = []
         super().__init__(params, defaults)
 
@@ -106,8 +106,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         grad_scale = 1.0 if scale is None else float(scale)
         work: list[tuple[int, Group, list[Tensor], list[Any]]] = []
         for number, group in enumerate(self.param_groups):
-            pairs = [(param, grad) for param in group["params"] if (grad := param.grad) is not None]
-            params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
+            params, grads = self._with_gradients(group)
             self._check_gradients(params, grads)
             work.append((number, group, params, grads))
         self._forget_replaced_states()
@@ -126,10 +125,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
         raise NotImplementedError
 
-    def _plan(self, key: Any, params: Sequence[Tensor], grads: Sequence[Tensor], make: Callable[[], Plan]) -> Plan:
-        """The cached plan of that key while it holds, otherwise a new one."""
+    def _plan(self, key: Any, params: Sequence[Tensor], others: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """The cached plan of that key while it holds for the parameters and what goes with them, else a new one."""
         plan = self._plans.get(key)
-        if plan is None or not plan.holds(params, grads):
+        if plan is None or not plan.holds(params, others):
             plan = self._plans[key] = make()
             self._seen = list(self.state.values())
         return plan

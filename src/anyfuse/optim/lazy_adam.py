@@ -47,8 +47,8 @@ class Update:
 
 
 class LazyAdam(FusedOptimizer):
-    """Adam that steps the rows of a table that have a gradient, and those alone: its work and memory traffic do not grow
-    with the table. Dense gradients in the same optimizer are steps of AdamW, by the same rule and native call.
+    """Adam that steps the rows of a table that have a gradient, and those alone: its work does not grow with the table.
+    Dense gradients in the same optimizer are steps of AdamW, by the same rule and in the same native call.
 
     The mathematics is that of `anyfuse.lazy_adam_` (document 004, LazyAdam of Rec SDK) with its bias correction. Rows
     are named by
@@ -147,7 +147,7 @@ class LazyAdam(FusedOptimizer):
 
     # ---- the step ----
 
-    def step(  # type: ignore[override]
+    def step(
         self,
         closure: Callable[[], Any] | None = None,
         *,
@@ -229,28 +229,27 @@ class LazyAdam(FusedOptimizer):
         steps = next_steps(states)
         op.check_step_values(steps, options)
         lr = float(group["lr"])
-        if len(self.param_groups) > 1 or not all(map(Tensor.is_contiguous, params)):
+        # Ids of a table that is not contiguous name few rows of it: those alone are copied, by the operator.
+        direct = [i for i, p in enumerate(params) if p.is_contiguous() or grads[i].is_dense]
+        direct = [] if use_reference() else direct
+        others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
+        if len(self.param_groups) > 1 or others:
             # More than one native call: the ids of all of them are looked at before the first.
             op.check_ids([update.indices for update in grads], params, options)
-        direct = [i for i, p in enumerate(params) if p.is_contiguous() and not use_reference()]
-        others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
-        plan = self._table_plan(number, [params[i] for i in direct], [states[i] for i in direct])
+        tables, kept = [params[i] for i in direct], [states[i] for i in direct]
+        plan = self._plan(number, tables, kept, lambda: TablePlan(tables, kept))
 
         def run() -> None:
             if direct:
-                plan.run(*([of[i] for i in direct] for of in (grads, steps, seeds)), lr, grad_scale, options)
+                plan.run(
+                    [grads[i] for i in direct], [steps[i] for i in direct], [seeds[i] for i in direct],
+                    lr, grad_scale, options,
+                )  # fmt: skip
             for i in others:
                 _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, options)
             count_steps(states, steps)
 
         return run
-
-    def _table_plan(self, number: int, params: list[Tensor], states: list[State]) -> TablePlan:
-        plan = self._plans.get(number)
-        if not isinstance(plan, TablePlan) or not plan.holds(params, states):
-            plan = self._plans[number] = TablePlan(params, states)
-            self._seen = list(self.state.values())
-        return plan
 
     # ---- state ----
 
@@ -296,11 +295,10 @@ class TablePlan:
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
         self.addresses = list(map(Tensor.data_ptr, params))
         self.written = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
-        self.dense = Through([])
+        self._gradients, self._params = Through(), Through()
         self.rows = np.zeros(len(params), dtype=np.dtype(op.Row))
         self.rows["rows"] = list(map(_rows_of, params))
         self.rows["dim"] = list(map(_dim_of, params))
-        self.rows["var"] = self.addresses
         self.rows["var_dtype"] = list(d.dtype_numbers(params))
         for field, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("row_step", "row_step")):
             self.rows[field] = [state[key].data_ptr() if key in state else 0 for state in states]
@@ -324,12 +322,12 @@ class TablePlan:
         grad_scale: float,
         o: op.Options,
     ) -> None:
-        # Dense gradients that are not contiguous pass through buffers that stay; values of rows come with their ids.
-        gradients = self.dense.read([update.gradient for update in updates]) if _any_strided(updates) else None
-        gradients = gradients or [update.gradient for update in updates]
+        # What is dense and not contiguous passes through buffers that stay; values of rows come with their ids.
+        gradients = self._gradients.read([u.gradient if u.is_dense else u.gradient.contiguous() for u in updates])
         indices = [None if update.indices is None else update.indices.contiguous() for update in updates]
         rows = self.rows
         rows["n"] = [n if ids is None else ids.shape[0] for n, ids in zip(rows["rows"], indices, strict=True)]
+        rows["var"] = list(map(Tensor.data_ptr, self._params.read(self.params)))
         rows["gradient"] = list(map(Tensor.data_ptr, gradients))
         rows["gradient_dtype"] = list(d.dtype_numbers(gradients))
         rows["indices"] = [0 if ids is None else ids.data_ptr() for ids in indices]
@@ -348,6 +346,7 @@ class TablePlan:
         except IndexError:
             op.check_ids(indices, self.params, o)  # says which
             raise
+        self._params.write(self.params)
         torch.autograd.graph.increment_version(self.written)
 
 
@@ -358,10 +357,6 @@ _moments = itemgetter("exp_avg", "exp_avg_sq")
 def _tensors_of(states: Sequence[State]) -> list[Tensor]:
     moments = [tensor for state in states for tensor in _moments(state)]
     return moments + [state["row_step"] for state in states if "row_step" in state]
-
-
-def _any_strided(updates: Sequence[Update]) -> bool:
-    return not all(update.gradient.is_contiguous() for update in updates)
 
 
 def _rows_of(param: Tensor) -> int:
