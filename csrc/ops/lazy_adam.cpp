@@ -304,7 +304,8 @@ ANYFUSE_INLINE void step_row(Entries<Id> &entries, int64_t begin, int64_t end) {
 
 // The elements [begin, end) of a table of which all rows are stepped alike.
 template <anyfuse_dtype var_dtype>
-ANYFUSE_INLINE void step_elements(const Table &t, int64_t begin, int64_t end) {
+ANYFUSE_INLINE void step_elements(const Table &table, int64_t begin, int64_t end) {
+  const Table t = table;  // a copy of this function's own needs no second load after a store
   if (t.row.gradient_dtype == ANYFUSE_FLOAT32)
     return step<var_dtype>(t, t.step, static_cast<const float *>(t.row.gradient) + begin, begin, end - begin);
   alignas(64) float gradient[kColumns];
