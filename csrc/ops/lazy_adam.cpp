@@ -180,7 +180,7 @@ using Params = anyfuse_lazy_adam_params;
 using Row = anyfuse_lazy_adam_row;
 using Table = anyfuse::LazyAdamTable;
 
-constexpr int64_t kPiece = 16384;     // elements; 7 streams of 64 KiB each keep a core busy for about 15 us
+constexpr int64_t kPiece = 16384;     // elements; 256 rows of 64 keep a core busy for about 40 us
 constexpr int64_t kParallel = 32768;  // below this a second thread costs more than it saves
 
 // Memory that need not be there: null is an answer.
