@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from anyfuse import acl_config
+from anyfuse.cli import app
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "tests" / "aclnn"
@@ -178,17 +180,19 @@ def test_address_sanitizer(name: str, checked_library: Path, tmp_path: Path) -> 
 # ---- building ----
 
 
+def ask(*options: str) -> str:
+    result = CliRunner().invoke(app, ["acl-config", *options])
+    assert result.exit_code == 0, result.output
+    return result.output.strip()
+
+
 def test_acl_config_builds_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "anyfuse", "acl-config"]
-    flags = subprocess.run([*command, "--cflags", "--libs"], capture_output=True, text=True, check=True).stdout.split()
     program = tmp_path / "all_entries"
-    run(*C, SOURCES / "all_entries.c", "-o", program, *flags, "-lm")
+    run(*C, SOURCES / "all_entries.c", "-o", program, *ask("--cflags", "--libs").split(), "-lm")
     assert ": 0 failed" in run(program)
-    everything = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    root = subprocess.run([*command, "--root"], capture_output=True, text=True, check=True).stdout.strip()
-    assert f"root: {root}\n" in everything and Path(root) == acl_config.PREFIX
-    cmake = subprocess.run([*command, "--cmake"], capture_output=True, text=True, check=True).stdout.strip()
-    assert (Path(cmake) / "AnyfuseAclConfig.cmake").exists()
+    assert Path(ask("--root")) == acl_config.PREFIX
+    assert (Path(ask("--cmake")) / "AnyfuseAclConfig.cmake").exists()
+    assert f"root: {acl_config.PREFIX}" in ask().splitlines()
 
 
 def cmake_build(source: Path, to: Path, *options: str, **environment: str) -> None:
