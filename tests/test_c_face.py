@@ -1,8 +1,8 @@
 """The C face: programs against the installed headers and library, as a user builds them.
 
-The checks themselves are in the programs under `tests/aclnn`; here they are compiled and run, plainly, with AddressSanitizer
-on both sides, and under valgrind where it is installed. Numbers are compared with the Python operators in
-`test_c_face_numbers.py`.
+The checks themselves are in the programs under `tests/aclnn`; here they are compiled and run: plainly, with
+AddressSanitizer on both sides, and under valgrind where it is installed. Numbers are compared with the Python operators
+in `test_c_face_numbers.py`.
 """
 
 from __future__ import annotations
@@ -48,16 +48,29 @@ def run(*command: str | Path, **environment: str) -> str:
 
 def build(source: Path, to: Path, *flags: str, link: list[str] | None = None) -> Path:
     program = to / source.stem
-    libraries = acl_config.link_flags().split() if link is None else link
+    libraries = [
+        *(acl_config.link_flags().split() if link is None else link),
+        f"-L{acl_config.LIBRARY_DIR}",
+        "-lanyfuse",
+    ]
     compiler = C if source.suffix == ".c" else CPP
-    warnings = ["-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    run(*compiler, *warnings, *flags, source, *acl_config.compile_flags().split(), "-o", program, *libraries, "-lm")
+    options = [
+        "-g",
+        "-O1",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pthread",
+        f"-I{ROOT / 'csrc' / 'include'}",
+    ]
+    run(*compiler, *options, *flags, source, *acl_config.compile_flags().split(), "-o", program, *libraries, "-lm")
     return program
 
 
 def declared_functions() -> set[str]:
     text = "".join((acl_config.PREFIX / "include" / name).read_text() for name in HEADERS)
-    return set(re.findall(r"\b([aA]cl\w+)\(", re.sub(r"/\*.*?\*/|#define.*", "", text, flags=re.S)))
+    return set(re.findall(r"\b([aA]cl\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*", "", text, flags=re.S)))
 
 
 # ---- plain programs ----
@@ -100,15 +113,20 @@ def test_headers_stand_alone(standard: str, tmp_path: Path) -> None:
     run(compiler, *flags, "-Wno-unused-variable", f"-I{acl_config.PREFIX / 'include'}", *sources)
 
 
+def exported(library: Path) -> set[str]:
+    return {line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()}
+
+
 def test_the_library_exports_what_the_headers_declare_and_nothing_else() -> None:
-    lines = run("nm", "-D", "--defined-only", acl_config.LIBRARY).splitlines()
-    assert {line.split()[-1] for line in lines} == declared_functions()
+    assert exported(acl_config.LIBRARY) == declared_functions()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_thin_names_are_one_library(name: str) -> None:
     library = acl_config.PREFIX / "lib64" / f"lib{name}.so"
-    assert {line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()} == declared_functions()
+    assert {
+        line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()
+    } == declared_functions()
     assert not library.is_symlink()
     code = f"""
 import ctypes
@@ -215,7 +233,10 @@ int main() {
 @pytest.mark.parametrize(
     ("variable", "libraries"),
     [
-        ("ASCEND_HOME_PATH", " ".join(f"${{ASCEND_PATH}}/lib64/lib{name}.so" for name in ("ascendcl", "nnopbase", "opapi"))),
+        (
+            "ASCEND_HOME_PATH",
+            " ".join(f"${{ASCEND_PATH}}/lib64/lib{name}.so" for name in ("ascendcl", "nnopbase", "opapi")),
+        ),
         ("ASCEND_PATH", "-L${ASCEND_PATH}/lib64 ascendcl nnopbase opapi_nn opapi_math -Wl,--as-needed"),
         ("ASCEND_CUSTOM_PATH", "${ASCEND_PATH}/lib64/libascendcl.so ${ASCEND_PATH}/lib64/libcust_opapi.so"),
     ],

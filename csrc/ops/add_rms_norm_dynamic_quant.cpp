@@ -8,14 +8,14 @@ namespace anyfuse {
 // A call, its numbers rounded to fp32 once. `count` branches are produced, packed to the front.
 struct NormQuant {
   struct Branch {
-    const void* smooth;  // null: absent
+    const void *smooth;  // null: absent
     anyfuse_dtype smooth_dtype;
-    void* y;
-    float* scale;
+    void *y;
+    float *scale;
   };
   int64_t cols;
   const void *x1, *x2, *gamma, *beta;
-  void* x;
+  void *x;
   Branch branch[2];
   int count;
   anyfuse_dtype x_dtype, gamma_dtype, beta_dtype, y_dtype;
@@ -43,27 +43,27 @@ constexpr anyfuse_dtype kMixed = -1;
 
 ANYFUSE_INLINE int64_t element_size(anyfuse_dtype dtype) { return dtype == ANYFUSE_FLOAT32 ? 4 : 2; }
 
-ANYFUSE_INLINE const char* at(const void* data, anyfuse_dtype dtype, int64_t index) {
-  return static_cast<const char*>(data) + index * element_size(dtype);
+ANYFUSE_INLINE const char *at(const void *data, anyfuse_dtype dtype, int64_t index) {
+  return static_cast<const char *>(data) + index * element_size(dtype);
 }
 
-ANYFUSE_INLINE vf load_as(anyfuse_dtype dtype, const void* data, int64_t index) {
-  if (dtype == ANYFUSE_FLOAT32) return load(static_cast<const float*>(data) + index);
+ANYFUSE_INLINE vf load_as(anyfuse_dtype dtype, const void *data, int64_t index) {
+  if (dtype == ANYFUSE_FLOAT32) return load(static_cast<const float *>(data) + index);
   vh h;
-  memcpy(&h, static_cast<const uint16_t*>(data) + index, sizeof h);
+  memcpy(&h, static_cast<const uint16_t *>(data) + index, sizeof h);
   return half_to_float(dtype, h);
 }
 
-ANYFUSE_INLINE void store_as(anyfuse_dtype dtype, void* data, int64_t index, vf v) {
-  if (dtype == ANYFUSE_FLOAT32) return store(static_cast<float*>(data) + index, v);
+ANYFUSE_INLINE void store_as(anyfuse_dtype dtype, void *data, int64_t index, vf v) {
+  if (dtype == ANYFUSE_FLOAT32) return store(static_cast<float *>(data) + index, v);
   const vh h = float_to_half(dtype, v);
-  memcpy(static_cast<uint16_t*>(data) + index, &h, sizeof h);
+  memcpy(static_cast<uint16_t *>(data) + index, &h, sizeof h);
 }
 
 // ---- pass 1: x = x1 + x2, and the sum of its squares ----
 
 template <anyfuse_dtype dtype>
-ANYFUSE_INLINE void add_block(const void* x1, const void* x2, void* x, int64_t i, float* sum, LaneSum* squares) {
+ANYFUSE_INLINE void add_block(const void *x1, const void *x2, void *x, int64_t i, float *sum, LaneSum *squares) {
   for (int v = 0; v < kLaneVectors; ++v) {
     const int64_t k = i + v * kWidth;
     const vf value = load_as(dtype, x1, k) + load_as(dtype, x2, k);
@@ -74,7 +74,7 @@ ANYFUSE_INLINE void add_block(const void* x1, const void* x2, void* x, int64_t i
 }
 
 template <anyfuse_dtype dtype>
-ANYFUSE_INLINE void add_row(const void* x1, const void* x2, void* x, int64_t n, float* sum, LaneSum* squares) {
+ANYFUSE_INLINE void add_row(const void *x1, const void *x2, void *x, int64_t n, float *sum, LaneSum *squares) {
   LaneSum lanes = *squares;
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) add_block<dtype>(x1, x2, x, i, sum, &lanes);
@@ -84,7 +84,7 @@ ANYFUSE_INLINE void add_row(const void* x1, const void* x2, void* x, int64_t n, 
     memcpy(a, at(x1, dtype, i), bytes);
     memcpy(b, at(x2, dtype, i), bytes);
     add_block<dtype>(a, b, out, 0, sum + i, &lanes);
-    if (x != nullptr) memcpy(const_cast<char*>(at(x, dtype, i)), out, bytes);
+    if (x != nullptr) memcpy(const_cast<char *>(at(x, dtype, i)), out, bytes);
     // The padding repeats the last element from here on: it then changes no maximum.
     const float last = sum[n - 1];
     for (int64_t k = n; k < i + kBlock; ++k) sum[k] = last;
@@ -93,7 +93,7 @@ ANYFUSE_INLINE void add_row(const void* x1, const void* x2, void* x, int64_t n, 
 }
 
 // Elements [begin, begin + n) of a row; x null: they are stored already.
-void add_segment(const NormQuant& p, int64_t first, int64_t n, void* x, float* sum, LaneSum* squares) {
+void add_segment(const NormQuant &p, int64_t first, int64_t n, void *x, float *sum, LaneSum *squares) {
   const char *x1 = at(p.x1, p.x_dtype, first), *x2 = at(p.x2, p.x_dtype, first);
   switch (p.x_dtype) {
     case ANYFUSE_FLOAT32:
@@ -111,13 +111,27 @@ struct Weights {
   const void *gamma, *beta, *smooth[2];
 };
 
+// The next row, whose x1 and x2 are fetched while this one is computed, which by itself leaves memory idle.
+struct NextRow {
+  const char *x1, *x2;  // null: there is none
+  int64_t element_size;
+};
+
+ANYFUSE_INLINE void prefetch_block(const NextRow &next, int64_t i) {
+  if (next.x1 == nullptr) return;
+  for (int64_t k = i * next.element_size; k < (i + kBlock) * next.element_size; k += 64) {
+    __builtin_prefetch(next.x1 + k, 0, 2);
+    __builtin_prefetch(next.x2 + k, 0, 2);
+  }
+}
+
 // The last, partial block of each weight, padded by repeating the last element.
 struct PaddedWeights {
   Weights weights;
   alignas(64) char bytes[4][kBlock * 4];
 };
 
-ANYFUSE_INLINE const void* pad(char* to, const void* data, anyfuse_dtype dtype, int64_t cols) {
+ANYFUSE_INLINE const void *pad(char *to, const void *data, anyfuse_dtype dtype, int64_t cols) {
   if (data == nullptr) return nullptr;
   const int64_t size = element_size(dtype), left = cols % kBlock * size;
   memcpy(to, at(data, dtype, cols - cols % kBlock), left);
@@ -125,7 +139,7 @@ ANYFUSE_INLINE const void* pad(char* to, const void* data, anyfuse_dtype dtype, 
   return to;
 }
 
-ANYFUSE_INLINE void pad_weights(const NormQuant& p, PaddedWeights* padded) {
+ANYFUSE_INLINE void pad_weights(const NormQuant &p, PaddedWeights *padded) {
   padded->weights = {};
   if (p.cols % kBlock == 0) return;
   padded->weights.gamma = pad(padded->bytes[0], p.gamma, p.gamma_dtype, p.cols);
@@ -135,8 +149,8 @@ ANYFUSE_INLINE void pad_weights(const NormQuant& p, PaddedWeights* padded) {
 }
 
 template <anyfuse_dtype common, int count>
-ANYFUSE_INLINE void weigh_block(const NormQuant& p, const Weights& w, int64_t i, float r, const float* x,
-                                float* const* out, vu* max) {
+ANYFUSE_INLINE void weigh_block(const NormQuant &p, const Weights &w, int64_t i, float r, const float *x,
+                                float *const *out, vu *max) {
   const bool mixed = common == kMixed;
   for (int v = 0; v < kLaneVectors; ++v) {
     const int64_t k = i + v * kWidth;
@@ -152,24 +166,25 @@ ANYFUSE_INLINE void weigh_block(const NormQuant& p, const Weights& w, int64_t i,
 }
 
 template <anyfuse_dtype common, int count>
-ANYFUSE_INLINE void weigh_row(const NormQuant& p, const PaddedWeights& padded, int64_t begin, int64_t n, float r,
-                              float* const* scratch, vu* max) {
+ANYFUSE_INLINE void weigh_row(const NormQuant &p, const PaddedWeights &padded, int64_t begin, int64_t n, float r,
+                              const NextRow &next, float *const *scratch, vu *max) {
   const Weights w = {p.gamma, p.beta, {p.branch[0].smooth, p.branch[1].smooth}};
   vu m[2] = {max[0], max[1]};
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
-    float* const out[2] = {scratch[0] + i, scratch[1] + i};
+    float *const out[2] = {scratch[0] + i, scratch[1] + i};
     weigh_block<common, count>(p, w, begin + i, r, scratch[0] + i, out, m);
+    prefetch_block(next, i);
   }
   if (i < n) {
-    float* const out[2] = {scratch[0] + i, scratch[1] + i};
+    float *const out[2] = {scratch[0] + i, scratch[1] + i};
     weigh_block<common, count>(p, padded.weights, 0, r, scratch[0] + i, out, m);
   }
   max[0] = m[0];
   max[1] = m[1];
 }
 
-anyfuse_dtype common_dtype(const NormQuant& p) {
+anyfuse_dtype common_dtype(const NormQuant &p) {
   const anyfuse_dtype dtype = p.gamma_dtype;
   bool same = p.beta == nullptr || p.beta_dtype == dtype;
   for (int k = 0; k < p.count; ++k) same = same && (p.branch[k].smooth == nullptr || p.branch[k].smooth_dtype == dtype);
@@ -177,17 +192,17 @@ anyfuse_dtype common_dtype(const NormQuant& p) {
 }
 
 template <int count>
-void weigh_segment(const NormQuant& p, anyfuse_dtype common, const PaddedWeights& padded, int64_t begin, int64_t n,
-                   float r, float* const* scratch, vu* max) {
+void weigh_segment(const NormQuant &p, anyfuse_dtype common, const PaddedWeights &padded, int64_t begin, int64_t n,
+                   float r, const NextRow &next, float *const *scratch, vu *max) {
   switch (common) {
     case ANYFUSE_FLOAT32:
-      return weigh_row<ANYFUSE_FLOAT32, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_FLOAT32, count>(p, padded, begin, n, r, next, scratch, max);
     case ANYFUSE_FLOAT16:
-      return weigh_row<ANYFUSE_FLOAT16, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_FLOAT16, count>(p, padded, begin, n, r, next, scratch, max);
     case ANYFUSE_BFLOAT16:
-      return weigh_row<ANYFUSE_BFLOAT16, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_BFLOAT16, count>(p, padded, begin, n, r, next, scratch, max);
     default:
-      return weigh_row<kMixed, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<kMixed, count>(p, padded, begin, n, r, next, scratch, max);
   }
 }
 
@@ -216,7 +231,7 @@ ANYFUSE_INLINE float largest_code(anyfuse_dtype y_dtype) {
 
 ANYFUSE_INLINE bool is_integer(anyfuse_dtype y_dtype) { return y_dtype == ANYFUSE_INT8 || y_dtype == ANYFUSE_INT4; }
 
-ANYFUSE_INLINE Step make_step(const NormQuant& p, uint32_t max_bits) {
+ANYFUSE_INLINE Step make_step(const NormQuant &p, uint32_t max_bits) {
   float absmax;
   memcpy(&absmax, &max_bits, sizeof absmax);
   Step step;
@@ -236,7 +251,7 @@ ANYFUSE_INLINE vi clamped_integers(vf quotient, float max) {
   return (vi)bits((capped > low ? capped : low) + kMagic) - (vi)bits(set(kMagic));
 }
 
-ANYFUSE_INLINE void integer_block(const float* in, Step step, int8_t* codes) {
+ANYFUSE_INLINE void integer_block(const float *in, Step step, int8_t *codes) {
   for (int g = 0; g < kBlock; g += 4 * kWidth) {
     vi code[4];
     for (int v = 0; v < 4; ++v) code[v] = clamped_integers(load(in + g + v * kWidth) / step.scale, step.max);
@@ -248,7 +263,7 @@ ANYFUSE_INLINE void integer_block(const float* in, Step step, int8_t* codes) {
 // a quotient of magnitude up to 127 and value * fl(1/scale) are less than 2^-15 apart (three roundings of 2^-24 each),
 // so that they round to one integer unless the product is that close to a tie.
 template <bool check>
-ANYFUSE_INLINE bool product_block(const float* in, float factor, int8_t* codes) {
+ANYFUSE_INLINE bool product_block(const float *in, float factor, int8_t *codes) {
   constexpr float kFarFromTie = 0.5f - 1.0f / 32768;
   vu distance = {};
   for (int g = 0; g < kBlock; g += 4 * kWidth) {
@@ -265,7 +280,7 @@ ANYFUSE_INLINE bool product_block(const float* in, float factor, int8_t* codes) 
 }
 
 template <anyfuse_dtype y_dtype, bool device>
-ANYFUSE_INLINE void encode_block(const float* in, Step step, bool guess, int8_t* codes) {
+ANYFUSE_INLINE void encode_block(const float *in, Step step, bool guess, int8_t *codes) {
   if (is_integer(y_dtype)) {
     if (device)
       product_block<false>(in, step.factor, codes);
@@ -286,7 +301,7 @@ ANYFUSE_INLINE void encode_block(const float* in, Step step, bool guess, int8_t*
 }
 
 template <anyfuse_dtype y_dtype, bool device>
-ANYFUSE_INLINE void encode_row(const float* in, int64_t n, Step step, int8_t* y) {
+ANYFUSE_INLINE void encode_row(const float *in, int64_t n, Step step, int8_t *y) {
   constexpr int kPerByte = y_dtype == ANYFUSE_INT4 ? 2 : 1;
   // 1 / scale is a normal number, and so is scale.
   const bool guess = step.scale >= 0x1p-126f && step.scale <= 0x1p126f;
@@ -295,21 +310,21 @@ ANYFUSE_INLINE void encode_row(const float* in, int64_t n, Step step, int8_t* y)
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     encode_block<y_dtype, device>(in + i, step, guess, kPerByte == 1 ? y + i : codes);
-    if (kPerByte == 2) pack_nibbles(codes, reinterpret_cast<uint8_t*>(y) + i / 2);
+    if (kPerByte == 2) pack_nibbles(codes, reinterpret_cast<uint8_t *>(y) + i / 2);
   }
   if (i < n) {
     encode_block<y_dtype, device>(in + i, step, guess, codes);
     if (kPerByte == 2) pack_nibbles(codes, packed);
-    memcpy(y + i / kPerByte, kPerByte == 2 ? static_cast<const void*>(packed) : codes, (n - i) / kPerByte);
+    memcpy(y + i / kPerByte, kPerByte == 2 ? static_cast<const void *>(packed) : codes, (n - i) / kPerByte);
   }
 }
 
 template <anyfuse_dtype y_dtype>
-void encode_as(bool device, const float* in, int64_t n, Step step, int8_t* y) {
+void encode_as(bool device, const float *in, int64_t n, Step step, int8_t *y) {
   device ? encode_row<y_dtype, true>(in, n, step, y) : encode_row<y_dtype, false>(in, n, step, y);
 }
 
-void encode_segment(const NormQuant& p, const float* in, int64_t n, Step step, int8_t* y) {
+void encode_segment(const NormQuant &p, const float *in, int64_t n, Step step, int8_t *y) {
   // Integer codes of a row whose scale is infinite or NaN are 0: its quotients are 0 or NaN.
   const bool finite = step.scale < __builtin_inff();
   if (step.scale == 0.0f || (is_integer(p.y_dtype) && !finite)) {
@@ -333,22 +348,28 @@ void encode_segment(const NormQuant& p, const float* in, int64_t n, Step step, i
 // ---- a row ----
 
 template <int count>
-ANYFUSE_INLINE void quantize_row(const NormQuant& p, anyfuse_dtype common, const PaddedWeights& padded, int64_t row,
-                                 float* const* scratch) {
+ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const PaddedWeights &padded, int64_t row,
+                                 bool last, float *const *scratch) {
   const int64_t base = row * p.cols;
   const bool kept = p.cols <= kSegment;  // the scratch holds the whole row
   LaneSum squares = {}, unused = {};
   for (int64_t i = 0; i < p.cols; i += kSegment) {
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
-    add_segment(p, base + i, n, const_cast<char*>(at(p.x, p.x_dtype, base + i)), scratch[0], &squares);
+    add_segment(p, base + i, n, const_cast<char *>(at(p.x, p.x_dtype, base + i)), scratch[0], &squares);
   }
   const float r = 1.0f / __builtin_sqrtf(total(squares) * p.inverse_cols + p.eps);
+
+  NextRow next = {nullptr, nullptr, element_size(p.x_dtype)};
+  if (kept && !last) {
+    next.x1 = at(p.x1, p.x_dtype, base + p.cols);
+    next.x2 = at(p.x2, p.x_dtype, base + p.cols);
+  }
 
   vu max[2] = {};
   for (int64_t i = 0; i < p.cols; i += kSegment) {
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
     if (!kept) add_segment(p, base + i, n, nullptr, scratch[0], &unused);
-    weigh_segment<count>(p, common, padded, i, n, r, scratch, max);
+    weigh_segment<count>(p, common, padded, i, n, r, next, scratch, max);
   }
   Step step[count];
   for (int b = 0; b < count; ++b) {
@@ -360,10 +381,10 @@ ANYFUSE_INLINE void quantize_row(const NormQuant& p, anyfuse_dtype common, const
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
     if (!kept) {
       add_segment(p, base + i, n, nullptr, scratch[0], &unused);
-      weigh_segment<count>(p, common, padded, i, n, r, scratch, max);
+      weigh_segment<count>(p, common, padded, i, n, r, next, scratch, max);
     }
     for (int b = 0; b < count; ++b)
-      encode_segment(p, scratch[b], n, step[b], static_cast<int8_t*>(p.branch[b].y) + (base + i) / per_byte);
+      encode_segment(p, scratch[b], n, step[b], static_cast<int8_t *>(p.branch[b].y) + (base + i) / per_byte);
   }
 }
 
@@ -372,13 +393,13 @@ ANYFUSE_INLINE void quantize_row(const NormQuant& p, anyfuse_dtype common, const
 ANYFUSE_KERNEL(add_rms_norm_dynamic_quant, NormQuant) {
   // The two rows start a few cache lines apart in their 4 KiB pages, so that they do not compete for one set.
   alignas(64) float values[2][kSegment + 4 * kBlock];
-  float* const scratch[2] = {values[0], values[1]};
+  float *const scratch[2] = {values[0], values[1]};
   PaddedWeights padded;
   pad_weights(args, &padded);
   const anyfuse_dtype common = common_dtype(args);
   for (int64_t row = begin; row < end; ++row)
-    args.count == 2 ? quantize_row<2>(args, common, padded, row, scratch)
-                    : quantize_row<1>(args, common, padded, row, scratch);
+    args.count == 2 ? quantize_row<2>(args, common, padded, row, row + 1 == end, scratch)
+                    : quantize_row<1>(args, common, padded, row, row + 1 == end, scratch);
 }
 
 #else  // ---- the entry point, once ----
@@ -408,7 +429,7 @@ bool is_code(anyfuse_dtype dtype) {
          dtype == ANYFUSE_FLOAT8_E5M2 || dtype == ANYFUSE_HIFLOAT8;
 }
 
-anyfuse_status check(const Params& p) {
+anyfuse_status check(const Params &p) {
   if (p.rows < 0 || p.cols < 0 || (p.y_dtype == ANYFUSE_INT4 && p.cols % 2 != 0)) return ANYFUSE_INVALID_SIZE;
   if (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE) return ANYFUSE_INVALID_VALUE;
   if (!(p.epsilon >= 0.0)) return ANYFUSE_INVALID_VALUE;
@@ -424,7 +445,7 @@ anyfuse_status check(const Params& p) {
   return p.x1 && p.x2 && p.gamma && p.x ? ANYFUSE_OK : ANYFUSE_INVALID_POINTER;
 }
 
-anyfuse::NormQuant prepare(const Params& p) {
+anyfuse::NormQuant prepare(const Params &p) {
   anyfuse::NormQuant call = {};
   call.cols = p.cols;
   call.x1 = p.x1;
@@ -444,14 +465,14 @@ anyfuse::NormQuant prepare(const Params& p) {
   return call;
 }
 
-int64_t rows_per_piece(const Params& p) {
+int64_t rows_per_piece(const Params &p) {
   const int64_t least = std::max<int64_t>(kMinPiece / p.cols, 1), most = std::max<int64_t>(kMaxPiece / p.cols, 1);
   return std::min(std::max(p.rows / kPieces, least), most);
 }
 
 }  // namespace
 
-extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params* params) {
+extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params) {
   Params p;
   if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
   if (anyfuse_status status = check(p)) return status;
@@ -459,7 +480,7 @@ extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_r
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
   if (p.rows == 0) return ANYFUSE_OK;
   if (p.cols == 0) {  // the maximum of nothing is 0
-    for (float* scale : {p.scale1, p.scale2})
+    for (float *scale : {p.scale1, p.scale2})
       if (scale != nullptr) std::fill_n(scale, p.rows, 0.0f);
     return ANYFUSE_OK;
   }

@@ -12,21 +12,24 @@ namespace anyfuse {
 constexpr int kStripPanels = 4, kStripColumns = 16 * kStripPanels;
 constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB (128 KiB where a column has two parts)
 
-// `rows` rows cut into as few tiles as possible, as even as possible.
+constexpr int kTileRows = 6;  // as core/dot.h has it
+
+// Tiles of kTileRows rows, the last one shorter: full tiles are the fastest, and a short one costs little more than its
+// rows.
 struct RowTiles {
   int64_t rows, count;
-  int64_t begin(int64_t tile) const { return tile * rows / count; }
+  int64_t begin(int64_t tile) const { return tile * kTileRows < rows ? tile * kTileRows : rows; }
 };
 
 // One call for a range of rows. A row's factor is what its outputs are multiplied with last.
 struct QuantMatmul {
   anyfuse_quant_matmul_dequant_params p;
   RowTiles tiles;
-  int64_t depth;   // k rounded up to whole steps
-  int64_t blocks;  // of tiles
-  void *codes;     // rows * depth codes of the target's own type
-  float *factors;  // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
-  int32_t *sums;   // for each row: the sum of its codes
+  int64_t depth;           // k rounded up to whole steps
+  int64_t strips, blocks;  // of columns, of tiles
+  void *codes;             // rows * depth codes of the target's own type
+  float *factors;          // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
+  int32_t *sums;           // for each row: the sum of its codes
 };
 
 }  // namespace anyfuse
@@ -42,6 +45,7 @@ using anyfuse::kStripColumns;
 using anyfuse::kStripPanels;
 using anyfuse::QuantMatmul;
 
+static_assert(anyfuse::kTileRows == kDotRows, "one size of tiles");
 constexpr int kBlockSteps = 64;  // steps of k in a block: its weights are 16 KiB a strip, half of a usual L1
 constexpr int kStripLanes = kStripPanels * kDotPanelLanes;
 
@@ -292,19 +296,21 @@ struct Strip {
   double bias[kStripColumns];
 };
 
-ANYFUSE_INLINE void read_strip(const anyfuse_quant_matmul_dequant_params &p, int64_t index, Strip *strip) {
-  strip->column = index * kStripColumns;
-  strip->columns = p.n - strip->column < kStripColumns ? p.n - strip->column : kStripColumns;
-  strip->panels = static_cast<int>((strip->columns + kDotPanel - 1) / kDotPanel);
+ANYFUSE_INLINE Strip read_strip(const anyfuse_quant_matmul_dequant_params &p, int64_t index) {
+  Strip strip;
+  strip.column = index * kStripColumns;
+  strip.columns = p.n - strip.column < kStripColumns ? p.n - strip.column : kStripColumns;
+  strip.panels = static_cast<int>((strip.columns + kDotPanel - 1) / kDotPanel);
   for (int64_t j = 0; j < kStripColumns; ++j) {
-    const int64_t column = strip->column + (j < strip->columns ? j : 0);
+    const int64_t column = strip.column + (j < strip.columns ? j : 0);
     const bool packed = p.weight_scale_dtype == ANYFUSE_INT64;
     const uint32_t low = packed ? static_cast<uint32_t>(static_cast<const int64_t *>(p.weight_scale)[column]) : 0;
-    memcpy(&strip->scale[j],
+    memcpy(&strip.scale[j],
            packed ? static_cast<const void *>(&low) : static_cast<const float *>(p.weight_scale) + column,
            sizeof(float));
-    strip->bias[j] = p.bias == nullptr ? 0.0 : p.bias[column];
+    strip.bias[j] = p.bias == nullptr ? 0.0 : p.bias[column];
   }
+  return strip;
 }
 
 // acc + bias fits a double exactly, so that the conversion to fp32 is the only rounding.
@@ -333,6 +339,17 @@ ANYFUSE_INLINE void dequantize_row(const QuantMatmul &args, const Strip &strip, 
     floats_to_halves(p.out_dtype, out, static_cast<uint16_t *>(p.out) + index, strip.columns);
 }
 
+// The weights that come next, spread over the products of a block of tiles (most of which are full).
+ANYFUSE_INLINE DotAhead spread(const int8_t *weights, int panels, int64_t tiles) {
+  const int64_t lines = tiles * dot_ahead_lines(kDotRows, panels);
+  DotAhead ahead = {weights, 0, 0, panels};
+  while (ahead.shift < 4 && 2 * ahead.parts <= lines) {
+    ++ahead.shift;
+    ahead.parts *= 2;
+  }
+  return ahead;
+}
+
 ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, int64_t first_tile, int64_t last_tile) {
   alignas(64) int32_t sums[anyfuse::kBlockTiles * kDotRows * kStripLanes];
   alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
@@ -350,21 +367,24 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, 
       panel_bytes = kBlockSteps * kDotLine;
       for (int i = 0; i < strip.panels; ++i) pack_panel(p, panel + i, k, depth, packed + i * panel_bytes);
     }
-    DotWork work = {};
-    work.weights = weights;
-    work.panel_bytes = panel_bytes;
-    work.panels = strip.panels;
-    work.steps = count;
-    work.sum_stride = kStripLanes;
-    work.add = step > 0;
-    work.ahead = weights + kBlockSteps * kDotLine;
-    work.ahead_panels = packed_weights ? strip.panels : 0;
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-      const int64_t row = args.tiles.begin(tile);
-      const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
-      work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
-      work.sums = sums + (row - first_row) * kStripLanes;
-      dot_panels(rows, work);
+    for (int group = 0; group < strip.panels; group += kDotGroup) {
+      DotWork work = {};
+      work.weights = weights + group * panel_bytes;
+      work.panel_bytes = panel_bytes;
+      work.panels = strip.panels - group < kDotGroup ? strip.panels - group : kDotGroup;
+      work.steps = count;
+      work.sum_stride = kStripLanes;
+      work.add = step > 0;
+      const bool more = group + kDotGroup < strip.panels;
+      const int8_t *next = more ? work.weights + kDotGroup * panel_bytes : weights + kBlockSteps * kDotLine;
+      if (packed_weights) work.ahead = spread(next, work.panels, last_tile - first_tile);
+      for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+        const int64_t row = args.tiles.begin(tile);
+        const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
+        work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
+        work.sums = sums + (row - first_row) * kStripLanes + group * kDotPanelLanes;
+        dot_panels(rows, work);
+      }
     }
   }
   if (steps == 0) memset(sums, 0, sizeof sums);
@@ -385,12 +405,11 @@ ANYFUSE_KERNEL(quant_matmul_dequant_rows, QuantMatmul) {
   }
 }
 
-// Pieces [begin, end): strip by strip, and within a strip block by block.
+// Pieces [begin, end): block by block, and within a block strip by strip.
 ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
-  Strip strip;
   for (int64_t piece = begin; piece < end; ++piece) {
-    const int64_t block = piece % args.blocks;
-    if (piece == begin || block == 0) read_strip(args.p, piece / args.blocks, &strip);
+    const int64_t block = piece / args.strips;
+    const Strip strip = read_strip(args.p, piece % args.strips);
     multiply_block(args, strip, block * args.tiles.count / args.blocks, (block + 1) * args.tiles.count / args.blocks);
   }
 }
@@ -399,9 +418,8 @@ ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
-#include <cstring>
+#include <type_traits>
 
 #include "core/parallel.h"
 #include "core/params.h"
@@ -411,16 +429,18 @@ ANYFUSE_DISPATCH(quant_matmul_dequant, QuantMatmul)
 
 namespace {
 
+using anyfuse::kTileRows;
 using anyfuse::QuantMatmul;
 using Params = anyfuse_quant_matmul_dequant_params;
 
 constexpr int64_t kMaxK = 131071;               // 131072 * 2^14 would not fit int32
-constexpr int64_t kTileRows = 6;                // as in core/dot.h
 constexpr int64_t kCodeBytes = 2;               // of the widest code type
 constexpr int64_t kCodesInMemory = 64 << 20;    // bytes; longer inputs are taken in ranges of rows
-constexpr int64_t kParallelMatmul = 1 << 18;    // multiply-adds; about 2 us of one core, what a second thread costs
+constexpr double kParallelMatmul = 1 << 18;     // multiply-adds; about 2 us of one core, what a second thread costs
 constexpr int64_t kParallelQuantize = 1 << 15;  // elements, for the same reason
-constexpr int64_t kManyStrips = 32;             // enough of them to keep many cores busy without cutting the rows too
+constexpr int64_t kCodesInCache = 1 << 20;      // bytes; half of it where a code is one byte
+constexpr int64_t kManyPieces = 32;             // fewer than these, and the rows are cut into smaller blocks
+constexpr int64_t kFewTiles = 8;                // but not below this: a strip's weights are read for each block
 
 template <typename T>
 T *offset(T *pointer, int64_t bytes) {
@@ -482,15 +502,22 @@ void run_rows(QuantMatmul &args, int32_t target) {
   const auto multiply = quant_matmul_dequant_kernel_of(target);
   args.tiles = {p.m, divide_up(p.m, kTileRows)};
   const int64_t strips = divide_up(p.n, anyfuse::kStripColumns);
+  // A block's codes stay in L2 while all strips pass. Weights that are packed on the way are packed once for each
+  // block, so that it is then as large as may be.
   int64_t tiles_in_block = anyfuse::kBlockTiles;
-  while (tiles_in_block > 8 && strips * divide_up(args.tiles.count, tiles_in_block) < kManyStrips) tiles_in_block /= 2;
+  if (p.weight_layout == ANYFUSE_WEIGHT_PACKED)
+    tiles_in_block = std::clamp(kCodesInCache / (kTileRows * kCodeBytes * std::max<int64_t>(1, args.depth)), kFewTiles,
+                                tiles_in_block);
+  while (tiles_in_block > kFewTiles && strips * divide_up(args.tiles.count, tiles_in_block) < kManyPieces)
+    tiles_in_block /= 2;
   args.blocks = divide_up(args.tiles.count, tiles_in_block);
-  const int64_t at_once = strips >= kManyStrips ? args.blocks : 1;  // a strip's weights stay in L2 from block to block
+  args.strips = strips;
 
   anyfuse::parallel_for(args.tiles.count, p.m * p.k < kParallelQuantize ? 1 : p.threads,
                         [&](int64_t tile) { quantize(args, tile, tile + 1); });
-  anyfuse::parallel_for(strips * args.blocks / at_once, p.m * p.n * p.k < kParallelMatmul ? 1 : p.threads,
-                        [&](int64_t task) { multiply(args, task * at_once, (task + 1) * at_once); });
+  const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  anyfuse::parallel_for(strips * args.blocks, work < kParallelMatmul ? 1 : p.threads,
+                        [&](int64_t piece) { multiply(args, piece, piece + 1); });
 }
 
 anyfuse_status run(const Params &p, int32_t target) {

@@ -7,9 +7,12 @@ callable from `function`. Nothing else in the package touches ctypes.
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,16 @@ class Struct(ctypes.Structure):
 def array(row: type[Struct], rows: list[tuple[Any, ...]]) -> Any:
     """A C array of structs from the values of their fields. Keep it alive while its address is in use."""
     kind: Any = row * len(rows)
-    return kind(*rows)
+    return kind.from_buffer(bytearray(b"".join(starmap(_packer(row), rows))))
+
+
+@cache
+def _packer(row: type[Struct]) -> Callable[..., bytes]:
+    """Packs a row's fields several times faster than ctypes assigns them; both lay them out as the C compiler does."""
+    fields: Any = row._fields_
+    packer = struct.Struct("".join(kind._type_ for _, kind in fields))
+    tail = bytes(ctypes.sizeof(row) - packer.size)
+    return packer.pack if not tail else lambda *values: packer.pack(*values) + tail
 
 
 _ERRORS: dict[int, type[Exception]] = {

@@ -1,7 +1,8 @@
 """Where the C face is: what a compiler, a linker and CMake need to build a program written for the aclnn calls.
 
 The package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_env.sh`). Its libraries `libascendcl.so`,
-`libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which stands beside `libanyfuse.so`.
+`libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which stands beside
+`libanyfuse.so`.
 """
 
 from __future__ import annotations

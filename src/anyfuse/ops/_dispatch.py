@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, filterfalse
-from operator import add, attrgetter, itemgetter, le
+from itertools import chain
+from operator import add, attrgetter, is_, itemgetter, le
 from typing import Any
 
 import torch
@@ -123,10 +123,12 @@ def dtype_numbers(tensors: Sequence[Tensor]) -> Iterable[int]:
 
 
 def check_steps(step: Sequence[Tensor], count: int) -> None:
-    require(len(step) in (1, count), f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
+    if len(step) not in (1, count):
+        raise ValueError(f"step has {len(step)} entries; accepted: one for all tensors, or {count}")
     for value in step:
         require_tensor("step", value, (torch.int64,))
-        require(value.numel() == 1, f"step has shape {tuple(value.shape)}; accepted: one element")
+        if value.numel() != 1:
+            raise ValueError(f"step has shape {tuple(value.shape)}; accepted: one element")
 
 
 def step_values(step: Sequence[Tensor], count: int) -> list[int]:
@@ -277,9 +279,12 @@ def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
     and every version counter is bumped, so that a backward over values that are gone raises instead of being wrong."""
     changed: list[Tensor] = []
     for arguments, worked_on in pairs:
-        for argument, copy in zip(arguments, worked_on, strict=True):
-            if argument is not copy:
-                with torch.no_grad():
-                    argument.copy_(copy)
-        changed += filterfalse(Tensor.is_inference, arguments)
+        if not all(map(is_, arguments, worked_on)):
+            with torch.no_grad():
+                for argument, copy in zip(arguments, worked_on, strict=True):
+                    if argument is not copy:
+                        argument.copy_(copy)
+        changed += arguments
+    if any(map(Tensor.is_inference, changed)):
+        changed = [tensor for tensor in changed if not tensor.is_inference()]  # they have no version
     torch.autograd.graph.increment_version(changed)
