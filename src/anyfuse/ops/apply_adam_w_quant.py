@@ -188,9 +188,11 @@ def check(
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     codebook.check_block_size(block_size)
-    d.check_tensor_lists({"var": var, "grad": grad}, d.FLOATS)
+    shapes = d.shapes_of(var)
+    for name, floats in (("var", var), ("grad", grad)):
+        d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
     for name, codes in (("m", m), ("v", v)):
-        d.check_tensor_list(name, codes, (torch.uint8,), d.shapes_of(var), "var")
+        d.check_tensor_list(name, codes, (torch.uint8,), shapes, "var")
     shapes = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
     for name, scales in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
         d.check_tensor_list(name, scales, (torch.float32,), shapes, f"var in blocks of {block_size}")
