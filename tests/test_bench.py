@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from anyfuse import bench
 from anyfuse.bench import report, stream
 from anyfuse.bench.case import READ, UPDATE, WRITE, Array, Case, Goal, Peer, Runner, Traffic, Work
 from anyfuse.bench.measure import OURS, Settings, check_equal, conclude, measure, start
-from anyfuse.bench.timing import Timing, interleave, ratios, spread
+from anyfuse.bench.timing import Neighbours, Timing, interleave, ratios, spread
 from anyfuse.cli import app
 
 EMA = anyfuse._REGISTRY["apply_fused_ema_adamw"]
-ANY_SPREAD = ["--spread-limit", "1e9"]
+ANY_SPREAD = ["--spread-limit", "1e9", "--neighbour-limit", "1"]
 
 
 def invoke(*arguments: str) -> Any:
@@ -102,10 +104,27 @@ def test_a_noisy_run_is_refused() -> None:
     result = case_of(SCATTERED, (RATIO, Goal("us a call", most=2e6)))
     assert not result["conclusive"] and result["noisy"] == ["peer"]
     assert [goal["verdict"] for goal in result["goals"]] == ["inconclusive: too noisy", "met"]
-    whole = report.assemble(
-        {"cpu": "x"}, {"rounds": 7, "spread_limit": 0.1, "threads": 1, "quick": False, "peers": True}, [result]
-    )
+    whole = report.assemble({"cpu": "x"}, asdict(Settings()), [result])
     assert whole["conclusive"] is False
+
+
+def test_busy_neighbours_are_refused_however_steady_the_rounds() -> None:
+    peer = Peer("peer", lambda: Runner(lambda: None))
+    work = Work(ours=Runner(lambda: None), units=100, unit="row", sample={}, peers=(peer,))
+    case = Case("case", lambda quick: work, (RATIO, Goal("transient KiB", most=1024)))
+    judged = {
+        share: conclude("operator", case, work, [(peer, peer.start())], STEADY, Settings(), 3.0, share)
+        for share in (None, 0.05, 0.4)
+    }
+    assert judged[None]["conclusive"] and judged[0.05]["conclusive"] and not judged[0.4]["conclusive"]
+    assert [goal["verdict"] for goal in judged[0.4]["goals"]] == ["inconclusive: too noisy", "met"]
+    assert judged[0.4]["noisy"] == ["other processes took 40% of the processors"]
+
+
+def test_the_share_of_other_processes_is_between_none_and_all() -> None:
+    with Neighbours() as neighbours:
+        time.sleep(0.05)
+    assert neighbours.share is None or 0.0 <= neighbours.share <= 1.0
 
 
 def test_the_spread_limit_decides_what_is_noisy() -> None:
@@ -142,7 +161,7 @@ def test_missing_and_failing_peers_are_reported() -> None:
         Peer("there", lambda: Runner(list)),
     )
     work = Work(ours=Runner(list), units=1, unit="call", sample=sample(), peers=peers)
-    result = measure(EMA, Case("case", lambda quick: work), Settings(rounds=3, spread_limit=1e9))
+    result = measure(EMA, Case("case", lambda quick: work), Settings(rounds=3, spread_limit=1e9, neighbour_limit=1))
     absent, failing, there = result["peers"]
     assert absent["status"].startswith("missing: ") and absent["times"] is None and absent["version"] is None
     assert failing["status"] == "failed: RuntimeError: only when called"

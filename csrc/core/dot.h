@@ -152,6 +152,27 @@ constexpr int dot_vectors(int rows) { return rows <= 3 ? 8 : 4; }
 constexpr int dot_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 #endif
 
+// Panels that are worked on together, tile after tile: their weights of 256 values of k, and those that come next, fit
+// L1 (a panel) or, where a product takes several panels at once, L2.
+constexpr int kDotGroup = kDotPanelVectors == 1 ? 4 : 1;
+
+// Weights that will be needed next: each product fetches a part of them from memory, so that reading and computing
+// overlap. A panel is cut into 2^shift parts, so that the parts are spread over the products that there are.
+struct DotAhead {
+  const int8_t *weights;
+  int shift;
+  int64_t part, parts;
+};
+
+// Lines that a product of that many vectors fetches in each step: wide ones are few, and their steps long.
+constexpr int dot_ahead_lines(int vectors) { return vectors > kDotPanelVectors ? 2 : 1; }
+
+// Lines that all products of a tile of so many rows can fetch in each of their steps.
+constexpr int64_t dot_ahead_lines(int rows, int panels) {
+  const int vectors = dot_vectors(rows);
+  return (panels * kDotPanelVectors + vectors - 1) / vectors * dot_ahead_lines(vectors);
+}
+
 // One tile of codes against panels of weights.
 struct DotWork {
   const dot_code *codes;
@@ -162,23 +183,22 @@ struct DotWork {
   int32_t *sums;       // of all panels of a row side by side
   int64_t sum_stride;  // from row to row
   bool add;            // to what is in sums
-  // Weights that will be needed next: each product fetches a piece from memory, so that reading and computing overlap.
-  const int8_t *ahead;
-  int ahead_panels;
+  DotAhead ahead;
 };
 
 // sums[row][vector] (+)= codes · weights. `panel` and `vector` are where the tile begins.
 template <int rows, int vectors>
 static __attribute__((noinline)) void dot_tile(DotWork &work, int panel, int vector) {
-  constexpr int kAheadLines = vectors * kDotColumns >= 4 * kDotPanel ? 2 : 1;
+  constexpr int kAheadLines = dot_ahead_lines(vectors);
   const dot_code *codes = work.codes;
   const int8_t *weights = work.weights + panel * work.panel_bytes + vector * (kDotColumns * kDotDepth);
   const int64_t panel_bytes = work.panel_bytes, steps = work.steps;
   const int8_t *ahead[kAheadLines];
+  const int shift = work.ahead.shift;
   for (int i = 0; i < kAheadLines; ++i) {
-    ahead[i] = work.ahead_panels > 0 ? work.ahead : weights;
-    work.ahead += panel_bytes;
-    --work.ahead_panels;
+    const int64_t part = work.ahead.part++;
+    const int64_t begin = (part >> shift) * panel_bytes + (part & ((1 << shift) - 1)) * (steps * kDotLine >> shift);
+    ahead[i] = part < work.ahead.parts ? work.ahead.weights + begin : weights;
   }
   int32_t *sums = work.sums + panel * kDotPanelLanes + vector * kDotLanes;
   DotSum sum[rows][vectors];
@@ -196,7 +216,8 @@ static __attribute__((noinline)) void dot_tile(DotWork &work, int panel, int vec
       w[v] =
           dot_weights(weights + v / kDotPanelVectors * panel_bytes + v % kDotPanelVectors * (kDotColumns * kDotDepth));
 #pragma GCC unroll 8
-    for (int i = 0; i < kAheadLines; ++i) __builtin_prefetch(ahead[i] + step * kDotLine, 0, 2);
+    for (int i = 0; i < kAheadLines; ++i)
+      __builtin_prefetch(ahead[i] + (step * kDotLine >> shift), 0, kDotGroup == 1 ? 3 : 2);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       const DotCodes c = dot_codes(codes + r * kDotDepth);

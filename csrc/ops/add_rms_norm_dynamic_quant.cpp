@@ -111,6 +111,20 @@ struct Weights {
   const void *gamma, *beta, *smooth[2];
 };
 
+// The next row, whose x1 and x2 are fetched while this one is computed, which by itself leaves memory idle.
+struct NextRow {
+  const char *x1, *x2;  // null: there is none
+  int64_t element_size;
+};
+
+ANYFUSE_INLINE void prefetch_block(const NextRow &next, int64_t i) {
+  if (next.x1 == nullptr) return;
+  for (int64_t k = i * next.element_size; k < (i + kBlock) * next.element_size; k += 64) {
+    __builtin_prefetch(next.x1 + k, 0, 2);
+    __builtin_prefetch(next.x2 + k, 0, 2);
+  }
+}
+
 // The last, partial block of each weight, padded by repeating the last element.
 struct PaddedWeights {
   Weights weights;
@@ -153,13 +167,14 @@ ANYFUSE_INLINE void weigh_block(const NormQuant &p, const Weights &w, int64_t i,
 
 template <anyfuse_dtype common, int count>
 ANYFUSE_INLINE void weigh_row(const NormQuant &p, const PaddedWeights &padded, int64_t begin, int64_t n, float r,
-                              float *const *scratch, vu *max) {
+                              const NextRow &next, float *const *scratch, vu *max) {
   const Weights w = {p.gamma, p.beta, {p.branch[0].smooth, p.branch[1].smooth}};
   vu m[2] = {max[0], max[1]};
   int64_t i = 0;
   for (; i + kBlock <= n; i += kBlock) {
     float *const out[2] = {scratch[0] + i, scratch[1] + i};
     weigh_block<common, count>(p, w, begin + i, r, scratch[0] + i, out, m);
+    prefetch_block(next, i);
   }
   if (i < n) {
     float *const out[2] = {scratch[0] + i, scratch[1] + i};
@@ -178,16 +193,16 @@ anyfuse_dtype common_dtype(const NormQuant &p) {
 
 template <int count>
 void weigh_segment(const NormQuant &p, anyfuse_dtype common, const PaddedWeights &padded, int64_t begin, int64_t n,
-                   float r, float *const *scratch, vu *max) {
+                   float r, const NextRow &next, float *const *scratch, vu *max) {
   switch (common) {
     case ANYFUSE_FLOAT32:
-      return weigh_row<ANYFUSE_FLOAT32, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_FLOAT32, count>(p, padded, begin, n, r, next, scratch, max);
     case ANYFUSE_FLOAT16:
-      return weigh_row<ANYFUSE_FLOAT16, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_FLOAT16, count>(p, padded, begin, n, r, next, scratch, max);
     case ANYFUSE_BFLOAT16:
-      return weigh_row<ANYFUSE_BFLOAT16, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<ANYFUSE_BFLOAT16, count>(p, padded, begin, n, r, next, scratch, max);
     default:
-      return weigh_row<kMixed, count>(p, padded, begin, n, r, scratch, max);
+      return weigh_row<kMixed, count>(p, padded, begin, n, r, next, scratch, max);
   }
 }
 
@@ -334,7 +349,7 @@ void encode_segment(const NormQuant &p, const float *in, int64_t n, Step step, i
 
 template <int count>
 ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const PaddedWeights &padded, int64_t row,
-                                 float *const *scratch) {
+                                 bool last, float *const *scratch) {
   const int64_t base = row * p.cols;
   const bool kept = p.cols <= kSegment;  // the scratch holds the whole row
   LaneSum squares = {}, unused = {};
@@ -344,11 +359,17 @@ ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const
   }
   const float r = 1.0f / __builtin_sqrtf(total(squares) * p.inverse_cols + p.eps);
 
+  NextRow next = {nullptr, nullptr, element_size(p.x_dtype)};
+  if (kept && !last) {
+    next.x1 = at(p.x1, p.x_dtype, base + p.cols);
+    next.x2 = at(p.x2, p.x_dtype, base + p.cols);
+  }
+
   vu max[2] = {};
   for (int64_t i = 0; i < p.cols; i += kSegment) {
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
     if (!kept) add_segment(p, base + i, n, nullptr, scratch[0], &unused);
-    weigh_segment<count>(p, common, padded, i, n, r, scratch, max);
+    weigh_segment<count>(p, common, padded, i, n, r, next, scratch, max);
   }
   Step step[count];
   for (int b = 0; b < count; ++b) {
@@ -360,7 +381,7 @@ ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
     if (!kept) {
       add_segment(p, base + i, n, nullptr, scratch[0], &unused);
-      weigh_segment<count>(p, common, padded, i, n, r, scratch, max);
+      weigh_segment<count>(p, common, padded, i, n, r, next, scratch, max);
     }
     for (int b = 0; b < count; ++b)
       encode_segment(p, scratch[b], n, step[b], static_cast<int8_t *>(p.branch[b].y) + (base + i) / per_byte);
@@ -377,8 +398,8 @@ ANYFUSE_KERNEL(add_rms_norm_dynamic_quant, NormQuant) {
   pad_weights(args, &padded);
   const anyfuse_dtype common = common_dtype(args);
   for (int64_t row = begin; row < end; ++row)
-    args.count == 2 ? quantize_row<2>(args, common, padded, row, scratch)
-                    : quantize_row<1>(args, common, padded, row, scratch);
+    args.count == 2 ? quantize_row<2>(args, common, padded, row, row + 1 == end, scratch)
+                    : quantize_row<1>(args, common, padded, row, row + 1 == end, scratch);
 }
 
 #else  // ---- the entry point, once ----

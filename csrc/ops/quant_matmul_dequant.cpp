@@ -12,10 +12,13 @@ namespace anyfuse {
 constexpr int kStripPanels = 4, kStripColumns = 16 * kStripPanels;
 constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB (128 KiB where a column has two parts)
 
-// `rows` rows cut into as few tiles as possible, as even as possible.
+constexpr int kTileRows = 6;  // as core/dot.h has it
+
+// Tiles of kTileRows rows, the last one shorter: full tiles are the fastest, and a short one costs little more than its
+// rows.
 struct RowTiles {
   int64_t rows, count;
-  int64_t begin(int64_t tile) const { return tile * rows / count; }
+  int64_t begin(int64_t tile) const { return tile * kTileRows < rows ? tile * kTileRows : rows; }
 };
 
 // One call for a range of rows. A row's factor is what its outputs are multiplied with last.
@@ -42,6 +45,7 @@ using anyfuse::kStripColumns;
 using anyfuse::kStripPanels;
 using anyfuse::QuantMatmul;
 
+static_assert(anyfuse::kTileRows == kDotRows, "one size of tiles");
 constexpr int kBlockSteps = 64;  // steps of k in a block: its weights are 16 KiB a strip, half of a usual L1
 constexpr int kStripLanes = kStripPanels * kDotPanelLanes;
 
@@ -335,6 +339,17 @@ ANYFUSE_INLINE void dequantize_row(const QuantMatmul &args, const Strip &strip, 
     floats_to_halves(p.out_dtype, out, static_cast<uint16_t *>(p.out) + index, strip.columns);
 }
 
+// The weights that come next, spread over the products of a block of tiles (most of which are full).
+ANYFUSE_INLINE DotAhead spread(const int8_t *weights, int panels, int64_t tiles) {
+  const int64_t lines = tiles * dot_ahead_lines(kDotRows, panels);
+  DotAhead ahead = {weights, 0, 0, panels};
+  while (ahead.shift < 4 && 2 * ahead.parts <= lines) {
+    ++ahead.shift;
+    ahead.parts *= 2;
+  }
+  return ahead;
+}
+
 ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, int64_t first_tile, int64_t last_tile) {
   alignas(64) int32_t sums[anyfuse::kBlockTiles * kDotRows * kStripLanes];
   alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
@@ -352,21 +367,24 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, 
       panel_bytes = kBlockSteps * kDotLine;
       for (int i = 0; i < strip.panels; ++i) pack_panel(p, panel + i, k, depth, packed + i * panel_bytes);
     }
-    DotWork work = {};
-    work.weights = weights;
-    work.panel_bytes = panel_bytes;
-    work.panels = strip.panels;
-    work.steps = count;
-    work.sum_stride = kStripLanes;
-    work.add = step > 0;
-    work.ahead = weights + kBlockSteps * kDotLine;
-    work.ahead_panels = packed_weights ? strip.panels : 0;
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-      const int64_t row = args.tiles.begin(tile);
-      const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
-      work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
-      work.sums = sums + (row - first_row) * kStripLanes;
-      dot_panels(rows, work);
+    for (int group = 0; group < strip.panels; group += kDotGroup) {
+      DotWork work = {};
+      work.weights = weights + group * panel_bytes;
+      work.panel_bytes = panel_bytes;
+      work.panels = strip.panels - group < kDotGroup ? strip.panels - group : kDotGroup;
+      work.steps = count;
+      work.sum_stride = kStripLanes;
+      work.add = step > 0;
+      const bool more = group + kDotGroup < strip.panels;
+      const int8_t *next = more ? work.weights + kDotGroup * panel_bytes : weights + kBlockSteps * kDotLine;
+      if (packed_weights) work.ahead = spread(next, work.panels, last_tile - first_tile);
+      for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+        const int64_t row = args.tiles.begin(tile);
+        const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
+        work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
+        work.sums = sums + (row - first_row) * kStripLanes + group * kDotPanelLanes;
+        dot_panels(rows, work);
+      }
     }
   }
   if (steps == 0) memset(sums, 0, sizeof sums);
@@ -411,11 +429,11 @@ ANYFUSE_DISPATCH(quant_matmul_dequant, QuantMatmul)
 
 namespace {
 
+using anyfuse::kTileRows;
 using anyfuse::QuantMatmul;
 using Params = anyfuse_quant_matmul_dequant_params;
 
 constexpr int64_t kMaxK = 131071;               // 131072 * 2^14 would not fit int32
-constexpr int64_t kTileRows = 6;                // as in core/dot.h
 constexpr int64_t kCodeBytes = 2;               // of the widest code type
 constexpr int64_t kCodesInMemory = 64 << 20;    // bytes; longer inputs are taken in ranges of rows
 constexpr double kParallelMatmul = 1 << 18;     // multiply-adds; about 2 us of one core, what a second thread costs

@@ -33,6 +33,9 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which every side runs once.")] = 9,
     case: Annotated[str | None, typer.Option(help="Only cases whose name contains this.")] = None,
     spread_limit: Annotated[float, typer.Option(help="No conclusion where the rounds scatter more than this.")] = 0.15,
+    neighbour_limit: Annotated[
+        float, typer.Option(help="No conclusion where other processes take a larger share of the processors.")
+    ] = 0.1,
     quick: Annotated[bool, typer.Option(help="Tiny sizes: shows that everything runs; judges nothing.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw the results into this file.")] = None,
@@ -49,7 +52,7 @@ def bench(
     if peer_python is not None and peer_python.absolute() != Path(sys.executable).absolute():
         raise typer.Exit(_elsewhere(peer_python))
     torch.set_num_threads(threads or torch.get_num_threads())
-    settings = Settings(rounds, spread_limit, peers, quick, torch.get_num_threads())
+    settings = Settings(rounds, spread_limit, neighbour_limit, peers, quick, torch.get_num_threads())
     chosen = [(name, item) for name in names for item in cases(name) if case is None or case in item.name]
     if not chosen:
         raise ValueError(f"no benchmark case of {', '.join(names)} matches {case!r}")

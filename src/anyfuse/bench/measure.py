@@ -15,7 +15,7 @@ from .._sampling import clone_with_storage, same_bits
 from .._settings import backend
 from . import memory, stream
 from .case import Case, Goal, Peer, Runner, Work
-from .timing import Timing, interleave, noisy, once, ratios, spread
+from .timing import Neighbours, Timing, interleave, noisy, once, ratios, spread
 
 OURS = "anyfuse"
 
@@ -24,6 +24,7 @@ OURS = "anyfuse"
 class Settings:
     rounds: int = 9
     spread_limit: float = 0.15
+    neighbour_limit: float = 0.1
     peers: bool = True
     quick: bool = False
     threads: int = 2
@@ -58,13 +59,14 @@ def measure(
             failures[name] = f"failed: {_line(error)}"
             del runners[name]
     progress(f"{settings.rounds} rounds")
-    timings = interleave(runners, first, settings.rounds)
+    with Neighbours() as neighbours:
+        timings = interleave(runners, first, settings.rounds)
     kib = None
     if case.memory:
         progress("memory")
         kib = memory.transient_kib(spec.name, case.name, settings.quick, settings.threads)
     statuses = [(peer, failures.get(peer.name, started)) for peer, started in peers]
-    return conclude(spec.name, case, work, statuses, timings, settings, kib)
+    return conclude(spec.name, case, work, statuses, timings, settings, kib, neighbours.share)
 
 
 def start(peer: Peer) -> Runner | str:
@@ -98,6 +100,7 @@ def conclude(
     timings: Mapping[str, Timing],
     settings: Settings,
     transient_kib: float | None = None,
+    neighbours: float | None = None,
 ) -> dict[str, Any]:
     """The figures of a case. A figure that rests on a side that scattered is marked, and no goal is judged by it."""
     ours = timings[OURS]
@@ -105,7 +108,10 @@ def conclude(
     roof = min(streams, key=lambda name: streams[name].median, default=None)
     sides = {name: timing for name, timing in timings.items() if name not in streams or name == roof}
     unsure = noisy(sides, settings.spread_limit)
-    moved = work.traffic.bytes if work.traffic is not None else None
+    crowded = neighbours is not None and neighbours > settings.neighbour_limit
+    if crowded:
+        unsure.append(f"other processes took {neighbours:.0%} of the processors")
+    moved = work.traffic.bytes / work.traffic.calls if work.traffic is not None else None
     figures: dict[str, float] = {"us a call": ours.median * 1e6}
     rests_on: dict[str, set[str]] = {"us a call": {OURS}, "transient KiB": set()}
     if transient_kib is not None:
@@ -122,15 +128,16 @@ def conclude(
         "bytes": moved,
         "stream": None,
         "transient_kib": transient_kib,
+        "neighbours": neighbours,
         "peers": [],
     }
     if roof is not None and work.traffic is not None:
         share = stream.streamed_units(work.traffic)
-        figures["of stream"] = median(ratios(ours, streams[roof], work.traffic.units / share))
+        figures["of stream"] = median(ratios(ours, streams[roof], work.traffic.units / share / work.traffic.calls))
         rests_on["of stream"] = {OURS, roof}
         result["stream"] = {
             "variant": roof,
-            **_times(streams[roof], work.units * share / work.traffic.units),
+            **_times(streams[roof], work.units * work.traffic.calls * share / work.traffic.units),
             "gb_per_s": work.traffic.bytes / work.traffic.units * share / streams[roof].median / 1e9,
             "of_stream": figures["of stream"],
         }
@@ -155,12 +162,16 @@ def conclude(
                 "accuracy": accuracy,
             }
         )
-    result["goals"] = [
-        judge(goal, figures, bool(rests_on.get(goal.figure, set()) & set(unsure)), settings) for goal in case.goals
-    ]
+    result["goals"] = [judge(goal, figures, _rests(goal, rests_on, unsure, crowded), settings) for goal in case.goals]
     result["noisy"] = unsure
     result["conclusive"] = not unsure
     return result
+
+
+def _rests(goal: Goal, rests_on: Mapping[str, set[str]], unsure: list[str], crowded: bool) -> bool:
+    """Whether a goal's figure rests on a time that is not to be believed."""
+    sides = rests_on.get(goal.figure, set())
+    return bool(sides) and (crowded or bool(sides & set(unsure)))
 
 
 def judge(goal: Goal, figures: Mapping[str, float], unsure: bool, settings: Settings) -> dict[str, Any]:

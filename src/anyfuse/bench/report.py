@@ -35,7 +35,10 @@ SCHEMA: dict[str, Any] = {
     "schema": str,
     "date": str,
     "machine": dict,
-    "settings": {"rounds": int, "spread_limit": _NUMBER, "threads": int, "quick": bool, "peers": bool},
+    "settings": {
+        "rounds": int, "threads": int, "spread_limit": _NUMBER, "neighbour_limit": _NUMBER,
+        "peers": bool, "quick": bool,
+    },
     "conclusive": bool,
     "results": [
         {
@@ -43,7 +46,8 @@ SCHEMA: dict[str, Any] = {
             "accuracy": (dict, type(None)), "bytes": _MAYBE,
             "ours": {**_TIMES, "gb_per_s": _MAYBE},
             "stream": ({"variant": str, **_TIMES, "gb_per_s": _NUMBER, "of_stream": _NUMBER}, None),
-            "transient_kib": _MAYBE, "peers": [_PEER], "goals": [_GOAL], "noisy": [str], "conclusive": bool,
+            "transient_kib": _MAYBE, "neighbours": _MAYBE, "peers": [_PEER], "goals": [_GOAL],
+            "noisy": [str], "conclusive": bool,
         }
     ],
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,38 @@ def interleave(
         if collecting:
             gc.enable()
     return {name: Timing(first[name], times[name], repeats[name]) for name in names}
+
+
+class Neighbours:
+    """How much of the machine's processors other processes took between the two ends of a `with` block.
+
+    A neighbour that takes a core all the time slows every round alike and shows in no spread. `share` is None where the
+    system does not tell (no Linux /proc).
+    """
+
+    share: float | None = None
+
+    def __enter__(self) -> Neighbours:
+        self._start = self._read()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end = self._read()
+        if self._start is not None and end is not None and end[1] > self._start[1]:
+            busy, total, own = (after - before for before, after in zip(self._start, end, strict=True))
+            self.share = max(0.0, (busy - own) / total)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Seconds, summed over the processors: busy, in all, busy with this process."""
+        try:
+            with open("/proc/stat") as lines:
+                ticks = [int(field) for field in lines.readline().split()[1:9]]
+        except OSError:
+            return None
+        second, used = os.sysconf("SC_CLK_TCK"), os.times()
+        idle = ticks[3] + ticks[4]
+        return (sum(ticks) - idle) / second, sum(ticks) / second, used.user + used.system
 
 
 def ratios(ours: Timing, other: Timing, units: float = 1.0) -> list[float]:

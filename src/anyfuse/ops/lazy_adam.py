@@ -11,8 +11,8 @@ named, with its gradient g, in fp32, every operation rounded once, in this order
 lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named
 are neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
 
-Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536), and at least 16 KiB; nothing
-with `assume_unique`.
+Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536) and at most 16 KiB more; none
+of it with `assume_unique`. Tensors that are not contiguous need a copy: of a gradient, or of a table's named rows.
 """
 
 from __future__ import annotations
