@@ -68,7 +68,7 @@ PROFILES = Profiles(
             ranks={"var": (1, 8)},
             shapes={"step": (1,)},
             values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            dtypes={"m": (torch.uint8,), "v": (torch.uint8,)},
+            dtypes={"m": (torch.uint8,)},
             absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
         )
     },
@@ -236,7 +236,7 @@ def check(
     seeds_of(stochastic_rounding, len(var))
     if restricted():
         PROFILES.check(
-            var=var, grad=grad, m=m, v=v, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
+            var=var, grad=grad, m=m, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
             nonzero_v=nonzero_v, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, s=s or None,
             stochastic_rounding=stochastic_rounding,
         )  # fmt: skip
