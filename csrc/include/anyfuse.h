@@ -110,7 +110,7 @@ typedef struct anyfuse_apply_fused_ema_adamw_row {
   anyfuse_dtype m_dtype;
   anyfuse_dtype v_dtype;
   anyfuse_dtype s_dtype;
-  int32_t reserved;
+  uint32_t seed; /* of this tensor, for stochastic rounding */
 } anyfuse_apply_fused_ema_adamw_row;
 
 typedef struct anyfuse_apply_fused_ema_adamw_params {
@@ -130,7 +130,7 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
   int32_t convention;
   int32_t maximize; /* the gradient's sign is turned */
   int32_t threads;
-  int32_t reserved;
+  int32_t stochastic_rounding; /* var and s of 16 bits are rounded up or down by chance */
 } anyfuse_apply_fused_ema_adamw_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);
@@ -254,13 +254,18 @@ typedef struct anyfuse_apply_adam_w_quant_row {
   int64_t numel;
   const void *grad;
   void *var;
-  void *m; /* codes, one byte an element */
+  void *m; /* codes, one byte an element; fp32 where state_bits is 32 */
   void *v;
-  float *absmax_m; /* one for each block; the last block may be partial */
+  float *absmax_m; /* one for each block; the last block may be partial; unused where state_bits is 32 */
   float *absmax_v;
   int64_t step; /* of this tensor; the first step is 1, and 0 in the device convention */
   anyfuse_dtype grad_dtype;
   anyfuse_dtype var_dtype;
+  void *s; /* NULL, or the EMA of var */
+  anyfuse_dtype s_dtype;
+  int32_t state_bits; /* 8 (0 stands for it) or 32 */
+  uint32_t seed;      /* of this tensor, for stochastic rounding */
+  int32_t reserved;
 } anyfuse_apply_adam_w_quant_row;
 
 typedef struct anyfuse_apply_adam_w_quant_params {
@@ -283,7 +288,8 @@ typedef struct anyfuse_apply_adam_w_quant_params {
   int32_t skip_nonfinite; /* a block whose gradient is not finite everywhere stays as it is */
   int32_t nonzero_v;      /* a second moment above 0 never gets the code of 0 */
   int32_t threads;
-  int32_t reserved;
+  int32_t stochastic_rounding; /* var and s of 16 bits are rounded up or down by chance */
+  double ema_decay;
 } anyfuse_apply_adam_w_quant_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_quant_params *params);

@@ -16,6 +16,11 @@ __version__ = _version()
 for _spec in _REGISTRY.values():
     globals()[_spec.function.__name__] = _spec.function
 
-if _typing.TYPE_CHECKING:
-    # Type checkers do not see what the loop above binds.
-    def __getattr__(name: str) -> _typing.Any: ...
+
+def __getattr__(name: str) -> _typing.Any:
+    # Optimizers are imported when they are asked for. (Type checkers need this, too: they do not see the loop above.)
+    if name == "optim":
+        import importlib
+
+        return importlib.import_module(f"{__name__}.optim")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
