@@ -331,14 +331,18 @@ def _two_phases(name: str, prototype: str) -> tuple[Callable[..., tuple[int, Exe
         )
         try:
             _check(code)
-        finally:
-            executor.done()
+            _check(library.aclrtSynchronizeStream(ctypes.c_void_p(stream)))
+        except AclnnError:
+            if not executor.repeatable:
+                executor.destroy()
+            raise
+        executor.done()
 
     listed = ", ".join(word for _, word in parameters)
     plan.__name__ = plan.__qualname__ = f"{name}GetWorkspaceSize"
     plan.__doc__ = f"Phase 1 of {name}({listed}): checks, and returns the workspace's size in bytes and the executor."
     run.__name__ = run.__qualname__ = name
-    run.__doc__ = f"Phase 2 of {name}: computes what phase 1 planned. With no stream: on the default one, to its end."
+    run.__doc__ = f"Phase 2 of {name}: computes what phase 1 planned, on a stream or the default one, to its end."
     return plan, run
 
 
