@@ -324,6 +324,8 @@ def test_a_workspace_that_is_too_small() -> None:
     size, executor = aclnn.aclnnApplyFusedEmaAdamGetWorkspaceSize(*tensors, torch.tensor([3]), *NUMBERS)
     with pytest.raises(ValueError, match=f"workspace has 1 bytes; accepted: {size}"):
         aclnn.aclnnApplyFusedEmaAdam(torch.empty(1, dtype=torch.uint8), size, executor)
+    with pytest.raises(TypeError, match="executor is a int"):
+        aclnn.aclnnApplyFusedEmaAdam(None, 0, 5)
     with pytest.raises(TypeError, match="workspace is a bytes"):
         aclnn.aclnnApplyFusedEmaAdam(b"", size, executor)
     aclnn.aclnnApplyFusedEmaAdam(np.empty(size, np.uint8), size, executor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -104,7 +106,7 @@ def test_call_example_of_document_001(names: None, tmp_path: Path) -> None:
 def test_usage_of_document_004(names: None, tmp_path: Path) -> None:
     optimizer = execute(written(tmp_path / "example.py", USAGE_OF_DOCUMENT_004), [])["sparse_optimizer"]
     table = torch.ones(3, 8)
-    gradient = torch.sparse_coo_tensor([[1]], torch.full((1, 8), 0.5), (3, 8))
+    gradient = sparse([1], torch.full((1, 8), 0.5))
     optimizer.apply_gradients([(gradient, table)])
     assert torch.equal(table[[0, 2]], torch.ones(2, 8))
     assert torch.equal(table[1], torch.full((8,), 0.999000013))  # operator file, E2
@@ -699,6 +701,66 @@ def test_create_hash_optimizer_validates(create_hash_optimizer: Any, arguments: 
     bounds = {"learning_rate": 10.0, "beta2": 1.0, "epsilon": 1.0, "name": "n" * 200}
     assert create_hash_optimizer(**bounds).get_name() == "n" * 200
     assert create_hash_optimizer(learning_rate=torch.tensor(0.5)).get_slot_names() == ["m", "v"]
+
+
+class TensorFlow(ModuleType):
+    """The few functions of TensorFlow that tables in its variables take, on NumPy."""
+
+    float32 = np.dtype(np.float32)
+
+    class IndexedSlices:
+        def __init__(self, values: Any, indices: Any) -> None:
+            self.values, self.indices = values, indices
+
+    class Variable:
+        def __init__(self, value: Any, trainable: bool = True, name: str = "") -> None:
+            self.value = np.array(value)
+            self.dtype, self.shape = self.value.dtype, self.value.shape
+
+        def numpy(self) -> np.ndarray:
+            return self.value
+
+        def assign_add(self, value: int) -> None:
+            self.value = self.value + value
+
+        def scatter_update(self, slices: Any) -> None:
+            self.value[slices.indices] = slices.values
+
+    @staticmethod
+    def executing_eagerly() -> bool:
+        return True
+
+    @staticmethod
+    def gather(variable: Any, ids: Any) -> np.ndarray:
+        return variable.value[ids]
+
+    @staticmethod
+    def zeros_like(variable: Any) -> np.ndarray:
+        return np.zeros_like(variable.value)
+
+
+@pytest.fixture
+def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = TensorFlow("tensorflow")
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    monkeypatch.delitem(sys.modules, "anyfuse.compat._tensorflow", raising=False)
+    yield module
+    sys.modules.pop("anyfuse.compat._tensorflow", None)  # it holds the stand-in
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_lazy_adam_on_variables_of_tensorflow(tensorflow: Any, fused: bool) -> None:
+    script = runpy.run_path(str(ROOT / "tests" / "tensorflow" / "lazy_adam.py"))
+    assert script["compare"](tensorflow, fused) == 4
+    script["refuses"](tensorflow)
+
+
+def test_lazy_adam_in_a_graph_of_tensorflow(tensorflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorflow, "executing_eagerly", lambda: False, raising=False)
+    variable = tensorflow.Variable(np.ones((3, 8), np.float32))
+    pairs = [(tensorflow.IndexedSlices(np.ones((1, 8), np.float32), np.array([0])), variable)]
+    with pytest.raises(RuntimeError, match="accepted: eager execution"):
+        compat.mx_rec.create_hash_optimizer().apply_gradients(pairs)
 
 
 # ---- a real NPU ----

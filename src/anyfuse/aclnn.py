@@ -317,6 +317,8 @@ def _two_phases(name: str, prototype: str) -> tuple[Callable[..., tuple[int, Exe
 
     def run(workspace: Any, workspaceSize: int, executor: Executor, stream: int | None = None) -> None:
         library = _ready()
+        if not isinstance(executor, Executor):
+            raise TypeError(f"executor is a {type(executor).__name__}; accepted: what phase 1 returned")
         if workspace is not None and not isinstance(workspace, (Tensor, np.ndarray)):
             raise TypeError(f"workspace is a {type(workspace).__name__}; accepted: a tensor, an array, or None")
         start = None
