@@ -2,6 +2,7 @@
 
 import typing as _typing
 
+from . import npu as npu
 from . import ops as ops
 from ._core import version as _version
 from ._opspec import REGISTRY as _REGISTRY
