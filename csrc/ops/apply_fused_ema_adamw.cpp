@@ -24,6 +24,10 @@ struct EmaAdamWStep {
 
 namespace {
 
+// Elements from here to what is asked for early. Three divisions and a root fill the processor's window, so that it
+// sees the next loads late: measured 1.15 times faster than without.
+constexpr int kAhead = 128;
+
 struct Tile {
   float *grad, *var, *m, *v, *s;
 };
@@ -31,7 +35,9 @@ struct Tile {
 // The switches are template arguments: inside the loop there is only arithmetic.
 template <bool decoupled, bool device>
 ANYFUSE_INLINE void step_tile(const anyfuse::EmaAdamWStep &p, const Tile &t) {
+  const float *const streams[] = {t.grad, t.var, t.m, t.v, t.s};
   for (int i = 0; i < kTile; i += kWidth) {
+    for (const float *stream : streams) __builtin_prefetch(stream + i + kAhead);
     const vf var = load(t.var + i);
     vf g = load(t.grad + i) * p.grad_factor;
     if (!decoupled) g = g + p.weight_decay * var;

@@ -2,8 +2,8 @@
 // src/anyfuse/ops/lazy_adam.py; the two must agree to the last bit.
 //
 // The rows given are sorted by id (core/order.h); each run of equal ids is one row of the table, which one thread sums
-// and updates. Ids that prove to be distinct are not sorted: that takes a bit for each row of the table, and less than
-// a tenth of the time. A row is read and written once, and nothing is touched that was not named.
+// and updates. Ids that prove to be distinct, by a bit for each row of the table, are not sorted (measured on 564 096
+// of 2 000 000 rows: 0.6 of the time). A row is read and written once, and nothing is touched that was not named.
 #include "anyfuse.h"
 #include "core/dispatch.h"
 

@@ -3,11 +3,11 @@
 A layout names the entries of a parameter's state:
 
     "torch"         step, exp_avg, exp_avg_sq: torch.optim.AdamW
-    "bitsandbytes"  step, state1, state2 (codes or float32) and, for codes, qmap1, qmap2, absmax1, absmax2; newer versions
-                    wrap them in a dict of their own, which is taken too
-    "torchao"       step, and exp_avg, exp_avg_sq as dicts (or tensors with attributes) codes, scale, qmap; or plain tensors
-    "arrays"        lists over all parameters, as `anyfuse.apply_adam_w_quant_` takes them: m, v, absmax_m, absmax_v, step
-                    (the number of the last step), and qmap_m, qmap_v once
+    "bitsandbytes"  step, state1, state2 (codes or float32) and, for codes, qmap1, qmap2, absmax1, absmax2; newer
+                    versions wrap them in a dict of their own, which is taken too
+    "torchao"       step, and exp_avg, exp_avg_sq: plain tensors, or codes, scale, qmap in a dict (or as attributes)
+    "arrays"        lists over all parameters, as `anyfuse.apply_adam_w_quant_` takes them: m, v, absmax_m, absmax_v,
+                    step (the number of the last step), and qmap_m, qmap_v once
 
 Codes are copied where block size and map are those of the optimizer's group; otherwise moments are dequantized in
 float32 and quantized anew, by the group's block size, codebook and `nonzero_v`.
@@ -66,7 +66,7 @@ Moment = Coded | Tensor
 
 
 def import_state(optimizer: FusedOptimizer, state: Mapping[str, Any], layout: str) -> None:
-    """Loads the moments and steps that another implementation has kept; the groups' lr, betas, eps and weight_decay too.
+    """Loads the moments and steps that another implementation has kept, and the groups' lr, betas, eps, weight_decay.
 
     Args:
         optimizer: an AdamW8bit or EMAAdamW over the same parameters in the same order.
@@ -145,11 +145,12 @@ def _as_coded(moment: Moment, group: Group, qmap: Tensor) -> Coded:
 
 
 def _moments_of(group: Group, state: State) -> tuple[Moment, Moment]:
-    made: list[Moment] = []
-    for key, qmap in zip(_KEYS, rows.maps(group["codebook"]), strict=True):
-        scale = state.get(f"absmax_{key}")
-        made.append(state[key].clone() if scale is None else Coded(state[key].clone(), scale.clone(), qmap.clone()))
-    return made[0], made[1]
+    def moment(key: str, qmap: Tensor) -> Moment:
+        scale, value = state.get(f"absmax_{key}"), state[key].clone()
+        return value if scale is None else Coded(value, scale.clone(), qmap.clone())
+
+    qmap_m, qmap_v = rows.maps(group["codebook"])
+    return moment("exp_avg", qmap_m), moment("exp_avg_sq", qmap_v)
 
 
 # ---- layouts ----
@@ -158,7 +159,7 @@ def _moments_of(group: Group, state: State) -> tuple[Moment, Moment]:
 def _read(state: Mapping[str, Any]) -> tuple[int, tuple[Moment, Moment]]:
     state = {**state, **state.get(_WRAPPED, {})}
     names = ("state1", "state2") if "state1" in state else _KEYS
-    moments = []
+    moments: list[Moment] = []
     for i, name in enumerate(names, start=1):
         if f"qmap{i}" in state and state[name].dtype == torch.uint8:
             moments.append(Coded(state[name], state[f"absmax{i}"].float(), state[f"qmap{i}"].float()))
@@ -215,8 +216,7 @@ def _to_bitsandbytes(step: int, moments: tuple[Moment, Moment]) -> State:
 def _to_torchao(step: int, moments: tuple[Moment, Moment]) -> State:
     state: State = {"step": torch.tensor(float(step))}
     for key, moment, signed in zip(_KEYS, moments, (True, False), strict=True):
-        coded = isinstance(moment, Coded)
-        state[key] = (
-            {"codes": moment.codes, "scale": moment.absmax, "qmap": moment.qmap, "signed": signed} if coded else moment
-        )
+        state[key] = moment
+        if isinstance(moment, Coded):
+            state[key] = {"codes": moment.codes, "scale": moment.absmax, "qmap": moment.qmap, "signed": signed}
     return state
