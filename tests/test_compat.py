@@ -345,6 +345,16 @@ def test_torch_npu_namespace(torch_npu: Any) -> None:
         begin.elapsed_time(torch.npu.Event())
 
 
+def test_the_name_is_no_accelerator(names: None) -> None:
+    """torch takes a named private device type for an accelerator, and would ask it for streams and pinned memory."""
+    assert torch.device("npu:0").type == "npu"
+    if not torch.cuda.is_available():
+        assert torch.accelerator.current_accelerator() is None and not torch.accelerator.is_available()
+        assert torch._C._get_accelerator().type == "cpu"
+    compiled = torch.compile(lambda x: x.to("npu") + torch.ones(3, device="npu"), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
 def test_npu_method_in_another_thread(names: None) -> None:
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(torch.ones(2).npu().is_npu))

@@ -109,7 +109,7 @@ def install(device: torch.device) -> None:
     global _stand_in, _mode
     from . import npu
 
-    torch.utils.rename_privateuse1_backend("npu")  # makes torch.device("npu") a device; torch allows it again and again
+    _name_device()
     _stand_in = device
     set_default_device, enter_autocast = torch.set_default_device, torch.amp.autocast_mode.autocast.__init__
 
@@ -135,6 +135,28 @@ def uninstall() -> None:
     while _undo:
         _undo.pop()()
     _stand_in = _mode = None
+
+
+def _name_device() -> None:
+    """Makes torch.device("npu") a device. torch keeps the name for good, and takes it for the sign of an accelerator, to
+    which `torch.compile`, DataLoader and torch.distributed would then turn; so they must be told that there is none."""
+    if torch._C._get_privateuse1_backend_name() == "npu":
+        return
+    torch.utils.rename_privateuse1_backend("npu")
+    ask, ask_core = torch.accelerator.current_accelerator, torch._C._get_accelerator
+
+    def current_accelerator(check_available: bool = False) -> torch.device | None:
+        found = ask()
+        if found is None or found.type != "npu":
+            return ask(check_available)
+        return torch.device("cuda") if torch.cuda.is_available() else None
+
+    def get_accelerator() -> torch.device:
+        found = ask_core()
+        return found if found.type != "npu" else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    torch.accelerator.current_accelerator = current_accelerator
+    torch._C._get_accelerator = get_accelerator
 
 
 def _patch(owner: Any, name: str, value: Any) -> None:
