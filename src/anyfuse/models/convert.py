@@ -149,9 +149,7 @@ def make_plan(model: nn.Module, adapter: Adapter, skip: Sequence[str]) -> Plan:
     plan = Plan(adapter, [], [], {})
     layers = _find(model, adapter.layers)
     if not isinstance(layers, nn.ModuleList):
-        raise ValueError(
-            f"model is a {type(model).__name__} without a ModuleList {adapter.layers!r}; it does not fit"
-        )
+        raise ValueError(f"model is a {type(model).__name__} without a ModuleList {adapter.layers!r}; it does not fit")
     for i, layer in enumerate(layers):
         _plan_layer(plan, layer, i, skip)
     head = _find(model, adapter.head)
