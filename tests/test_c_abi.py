@@ -86,7 +86,9 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["cmake", "-S", str(ROOT), "-B", str(directory), *generator, library], check=True, capture_output=True
     )
     jobs = str(os.cpu_count() or 1)
-    subprocess.run(["cmake", "--build", str(directory), "-j", jobs], check=True, capture_output=True)
+    subprocess.run(
+        ["cmake", "--build", str(directory), "-j", jobs, "--target", "anyfuse"], check=True, capture_output=True
+    )
     return directory
 
 

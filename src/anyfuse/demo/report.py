@@ -32,7 +32,7 @@ def print_report(study: Study, console: Console) -> None:
         f"\nA Llama of [bold]{parameters:,}[/] parameters, {vocabulary:,} word pieces, {figures['steps']} steps, "
         f"{seconds['total']:.0f} s.\n"
     )
-    numbers = ("loss", "vs torch", "ms/step", "optimizer", "state/param")
+    numbers = ("loss", "vs torch", "ms/step", "update", "state/param")
     lines = table("Trainings: same seed, same batches; loss on held-out text", "optimizer", *numbers, numbers=numbers)
     yardstick = next(iter(figures["trainings"].values()))["validation_loss"]
     for name, run in figures["trainings"].items():

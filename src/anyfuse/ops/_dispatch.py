@@ -285,6 +285,7 @@ def write_back(*pairs: tuple[Sequence[Tensor], Sequence[Tensor]]) -> None:
                     if argument is not copy:
                         argument.copy_(copy)
         changed += arguments
-    if any(map(Tensor.is_inference, changed)):
-        changed = [tensor for tensor in changed if not tensor.is_inference()]  # they have no version
-    torch.autograd.graph.increment_version(changed)
+    try:
+        torch.autograd.graph.increment_version(changed)
+    except RuntimeError:  # a torch that refuses inference tensors; asking each one first would cost as much as the bump
+        torch.autograd.graph.increment_version([tensor for tensor in changed if not tensor.is_inference()])
