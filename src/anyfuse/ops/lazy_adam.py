@@ -304,6 +304,7 @@ def check(
             gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var], row_step=row_step,
             grad_scale=grad_scale, found_inf=found_inf, bias_correction=o.bias_correction,
             weight_decay=o.weight_decay, maximize=o.maximize, stochastic_rounding=o.stochastic_rounding,
+            refuse_negative=o.refuse_negative,
         )  # fmt: skip
 
 
