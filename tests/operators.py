@@ -23,9 +23,15 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def run(spec: OpSpec, arguments: dict[str, Any]) -> tuple[list[Tensor], dict[str, Any]]:
-    """All tensors that a call gave, and the arguments it was called with."""
+    """All tensors that a call gave or changed, and the arguments it was called with."""
     given = clone_with_storage(arguments)
-    return tensors_of(spec.function(**given)), given
+    return with_changed(spec, spec.function(**given), given), given
+
+
+def with_changed(spec: OpSpec, results: Any, given: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a call's results, and those that it changed and does not return."""
+    changed = [name for name in spec.in_place if name not in spec.outputs]
+    return tensors_of([results, *(given.get(name) for name in changed)])
 
 
 def raw_bytes(tensors: list[Tensor]) -> list[bytes]:

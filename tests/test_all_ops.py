@@ -114,7 +114,7 @@ def test_compile_keeps_the_operator_and_its_bits(spec: OpSpec) -> None:
         expected, _ = operators.run(spec, sample.arguments)
         given = clone_with_storage(sample.arguments)
         compiled = torch.compile(lambda given=given: spec.function(**given), fullgraph=True, backend="aot_eager")
-        got = operators.tensors_of(compiled())
+        got = operators.with_changed(spec, compiled(), given)
         assert (problem := operators.difference(expected, got)) is None, f"seed {seed}: {sample.label}\n{problem}"
 
 
@@ -187,7 +187,7 @@ expected = operators.raw_bytes(operators.run(spec, sample.arguments)[0])
 given = clone_with_storage(sample.arguments)
 child = os.fork()
 if child == 0:  # torch's own operators would hang here: only ours, and plain bytes
-    got = operators.raw_bytes(operators.tensors_of(spec.function(**given)))
+    got = operators.raw_bytes(operators.with_changed(spec, spec.function(**given), given))
     os._exit(0 if got == expected else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

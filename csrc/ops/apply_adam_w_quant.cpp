@@ -15,14 +15,15 @@ struct AdamWQuantStep {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float step_size, eps;  // -lr*c2/c1 and eps*c2
   float decay;           // 1 - lr*weight_decay
-  bool device, skip_nonfinite, nonzero_v;
+  float ema_decay, one_minus_ema_decay;
+  bool device, skip_nonfinite, nonzero_v, stochastic;
 };
 
 }  // namespace anyfuse
 
 #if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
 
-#include "core/simd.h"
+#include "core/rounding.h"
 
 namespace {
 
@@ -32,15 +33,15 @@ constexpr int64_t kMaxBlock = 2048;
 struct Block {
   int64_t n;
   const float *grad;
-  float *var;
+  float *var, *s;  // s: the EMA, or null
   uint8_t *m_code, *v_code;
-  float *m, *v, *m_ratio, *v_ratio;  // the new moments, and these over their scales
+  float *m, *v, *m_ratio, *v_ratio;  // the new moments (of 32 bits: the old ones first), and these over their scales
 };
 
 // What one kernel call works in; it stays in L1.
 struct Scratch {
   alignas(64) float grad[kMaxBlock], var[kMaxBlock], m[kMaxBlock], v[kMaxBlock];
-  alignas(64) float m_ratio[kMaxBlock], v_ratio[kMaxBlock];
+  alignas(64) float m_ratio[kMaxBlock], v_ratio[kMaxBlock], s[kMaxBlock];
   alignas(64) uint8_t m_code[kMaxBlock], v_code[kMaxBlock];
 };
 
@@ -73,6 +74,14 @@ ANYFUSE_INLINE void write_floats(anyfuse_dtype dtype, void *data, int64_t index,
     floats_to_halves(ANYFUSE_FLOAT16, from, static_cast<uint16_t *>(data) + index, n);
   else if (n % kWidth != 0)
     memcpy(static_cast<float *>(data) + index, from, n * sizeof(float));
+}
+
+// var (stream 0) or s (stream 1).
+ANYFUSE_INLINE void write_weights(const anyfuse::AdamWQuantStep &p, anyfuse_dtype dtype, void *data, int64_t index,
+                                  int64_t n, const float *from, uint32_t stream) {
+  if (!p.stochastic || dtype == ANYFUSE_FLOAT32) return write_floats(dtype, data, index, n, from);
+  floats_to_halves_randomly(dtype, from, static_cast<uint16_t *>(data), index, n,
+                            dither_of(p.row.seed, p.row.step, index, stream));
 }
 
 ANYFUSE_INLINE uint8_t *read_codes(void *data, int64_t index, int64_t n, uint8_t *scratch) {
@@ -113,27 +122,31 @@ ANYFUSE_INLINE void in_two_steps(int64_t n, Ahead ahead, Behind behind) {
   for (int64_t i = n - lag; i < n; i += kWidth) behind(i);
 }
 
-// Dequantizes the moments, steps them and the parameters, and returns the largest magnitudes of the new moments.
-template <bool device>
+// Steps the moments (dequantized where they are codes), the parameters and their EMA, and returns the largest
+// magnitudes of the new moments.
+template <bool device, bool codes, bool ema>
 ANYFUSE_INLINE Scales step_block(const anyfuse::AdamWQuantStep &args, const Block &block, Scales old) {
   const anyfuse::AdamWQuantStep p = args;  // copies of this function's own need no second load after a store
   const Block b = block;
   vu largest_m = {}, largest_v = {};
   const auto moments = [&](int64_t i) __attribute__((always_inline)) {
     const vf g = load(b.grad + i) * p.unscale * p.gnorm_scale;
-    const vf m_old = lookup_bytes(p.map_m->value, b.m_code + i) * old.m;
-    const vf v_old = lookup_bytes(p.map_v->value, b.v_code + i) * old.v;
+    const vf m_old = codes ? lookup_bytes(p.map_m->value, b.m_code + i) * old.m : load(b.m + i);
+    const vf v_old = codes ? lookup_bytes(p.map_v->value, b.v_code + i) * old.v : load(b.v + i);
     const vf m = m_old * p.beta1 + g * p.one_minus_beta1;
     const vf v = v_old * p.beta2 + (g * g) * p.one_minus_beta2;
     store(b.m + i, m);
     store(b.v + i, v);
+    if (!codes) return;
     largest_m = max_magnitude(largest_m, bits(abs(m)));
     largest_v = max_magnitude(largest_v, bits(abs(v)));
   };
   const auto parameters = [&](int64_t i) __attribute__((always_inline)) {
     const vf update = (load(b.m + i) * p.step_size) / (sqrt(load(b.v + i)) + p.eps);
     const vf var = load(b.var + i);
-    store(b.var + i, device ? (var + update) * p.decay : var * p.decay + update);
+    const vf next = device ? (var + update) * p.decay : var * p.decay + update;
+    store(b.var + i, next);
+    if (ema) store(b.s + i, p.ema_decay * load(b.s + i) + p.one_minus_ema_decay * next);
   };
   in_two_steps(b.n, moments, parameters);
   const uint32_t largest[2] = {horizontal_max(largest_m), horizontal_max(largest_v)};
@@ -200,28 +213,52 @@ ANYFUSE_INLINE void encode(const anyfuse::AdamWQuantStep &p, const Block &b, Sca
     encode_block<false>(p, b, divisor);
 }
 
-ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, int64_t n, Scratch &scratch) {
+template <bool codes>
+ANYFUSE_INLINE Scales step_any(const anyfuse::AdamWQuantStep &p, const Block &b, Scales old) {
+  if (b.s != nullptr)
+    return p.device ? step_block<true, codes, true>(p, b, old) : step_block<false, codes, true>(p, b, old);
+  return p.device ? step_block<true, codes, false>(p, b, old) : step_block<false, codes, false>(p, b, old);
+}
+
+// The moments as codes: read, stepped, and written under their new scales.
+ANYFUSE_INLINE void step_codes(const anyfuse::AdamWQuantStep &p, Block &b, int64_t index, int64_t n, Scratch &scratch) {
   const auto &row = p.row;
   const int64_t number = index / p.block_size;
-  Block b;
-  b.n = whole_vectors(n);
-  b.grad = read_floats(row.grad_dtype, row.grad, index, n, scratch.grad);
-  if (p.skip_nonfinite && !all_finite(b.grad, b.n)) return;
-  b.var = read_floats(row.var_dtype, row.var, index, n, scratch.var);
   b.m_code = read_codes(row.m, index, n, scratch.m_code);
   b.v_code = read_codes(row.v, index, n, scratch.v_code);
   b.m = scratch.m;
   b.v = scratch.v;
   b.m_ratio = scratch.m_ratio;
   b.v_ratio = scratch.v_ratio;
-  const Scales old = {row.absmax_m[number], row.absmax_v[number]};
-  const Scales scales = p.device ? step_block<true>(p, b, old) : step_block<false>(p, b, old);
+  const Scales scales = step_any<true>(p, b, {row.absmax_m[number], row.absmax_v[number]});
   row.absmax_m[number] = scales.m;
   row.absmax_v[number] = scales.v;
   encode(p, b, scales);
-  write_floats(row.var_dtype, row.var, index, n, b.var);
   write_codes(row.m, index, n, b.m_code);
   write_codes(row.v, index, n, b.v_code);
+}
+
+ANYFUSE_INLINE void step_floats(const anyfuse::AdamWQuantStep &p, Block &b, int64_t index, int64_t n,
+                                Scratch &scratch) {
+  const auto &row = p.row;
+  b.m = read_floats(ANYFUSE_FLOAT32, row.m, index, n, scratch.m);
+  b.v = read_floats(ANYFUSE_FLOAT32, row.v, index, n, scratch.v);
+  step_any<false>(p, b, {});
+  write_floats(ANYFUSE_FLOAT32, row.m, index, n, b.m);
+  write_floats(ANYFUSE_FLOAT32, row.v, index, n, b.v);
+}
+
+ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, int64_t n, Scratch &scratch) {
+  const auto &row = p.row;
+  Block b;
+  b.n = whole_vectors(n);
+  b.grad = read_floats(row.grad_dtype, row.grad, index, n, scratch.grad);
+  if (p.skip_nonfinite && !all_finite(b.grad, b.n)) return;
+  b.var = read_floats(row.var_dtype, row.var, index, n, scratch.var);
+  b.s = row.s == nullptr ? nullptr : read_floats(row.s_dtype, row.s, index, n, scratch.s);
+  row.state_bits == 32 ? step_floats(p, b, index, n, scratch) : step_codes(p, b, index, n, scratch);
+  write_weights(p, row.var_dtype, row.var, index, n, b.var, 0);
+  if (b.s != nullptr) write_weights(p, row.s_dtype, row.s, index, n, b.s, 1);
 }
 
 }  // namespace
@@ -268,8 +305,10 @@ bool is_float(anyfuse_dtype dtype) {
 
 anyfuse_status check(const Row &row) {
   if (row.numel < 0) return ANYFUSE_INVALID_SIZE;
-  if (row.numel > 0 && !(row.grad && row.var && row.m && row.v && row.absmax_m && row.absmax_v))
-    return ANYFUSE_INVALID_POINTER;
+  if (row.state_bits != 0 && row.state_bits != 8 && row.state_bits != 32) return ANYFUSE_INVALID_VALUE;
+  const bool scales = row.state_bits == 32 || (row.absmax_m && row.absmax_v);
+  if (row.numel > 0 && !(row.grad && row.var && row.m && row.v && scales)) return ANYFUSE_INVALID_POINTER;
+  if (row.s != nullptr && !is_float(row.s_dtype)) return ANYFUSE_INVALID_DTYPE;
   return is_float(row.grad_dtype) && is_float(row.var_dtype) ? ANYFUSE_OK : ANYFUSE_INVALID_DTYPE;
 }
 
@@ -315,6 +354,9 @@ anyfuse::AdamWQuantStep prepare(const Params &p, const Row &row) {
   step.device = p.convention == ANYFUSE_DEVICE;
   step.skip_nonfinite = p.skip_nonfinite != 0;
   step.nonzero_v = p.nonzero_v != 0;
+  step.stochastic = p.stochastic_rounding != 0;
+  step.ema_decay = static_cast<float>(p.ema_decay);
+  step.one_minus_ema_decay = step.device ? 1.0f - step.ema_decay : static_cast<float>(1.0 - p.ema_decay);
   if (step.device)
     prepare_device(p, static_cast<float>(row.step) + 1.0f, &step);
   else

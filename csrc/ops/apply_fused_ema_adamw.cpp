@@ -12,13 +12,14 @@ struct EmaAdamWStep {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float correction1, correction2;  // formula: divisors; device: reciprocals, to multiply with
   float eps, weight_decay, lr, ema_decay, one_minus_ema_decay;
-  bool decoupled, device;
+  bool decoupled, device, stochastic;
 };
 
 }  // namespace anyfuse
 
 #if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
 
+#include "core/rounding.h"
 #include "core/tile.h"
 
 namespace {
@@ -55,6 +56,13 @@ ANYFUSE_INLINE void step_tile(const anyfuse::EmaAdamWStep &p, const Tile &t) {
   }
 }
 
+ANYFUSE_INLINE void write(const anyfuse::EmaAdamWStep &p, anyfuse_dtype dtype, void *data, int64_t index, int64_t n,
+                          const float *tile, uint32_t stream) {
+  if (!p.stochastic || dtype == ANYFUSE_FLOAT32) return tile_write(dtype, data, index, n, tile);
+  floats_to_halves_randomly(dtype, tile, static_cast<uint16_t *>(data), index, n,
+                            dither_of(p.row.seed, p.row.step, index, stream));
+}
+
 }  // namespace
 
 ANYFUSE_KERNEL(apply_fused_ema_adamw, EmaAdamWStep) {
@@ -70,10 +78,10 @@ ANYFUSE_KERNEL(apply_fused_ema_adamw, EmaAdamWStep) {
       args.decoupled ? step_tile<true, true>(args, tile) : step_tile<false, true>(args, tile);
     else
       args.decoupled ? step_tile<true, false>(args, tile) : step_tile<false, false>(args, tile);
-    tile_write(row.var_dtype, row.var, i, n, tile.var);
+    write(args, row.var_dtype, row.var, i, n, tile.var, 0);
     tile_write(row.m_dtype, row.m, i, n, tile.m);
     tile_write(row.v_dtype, row.v, i, n, tile.v);
-    tile_write(row.s_dtype, row.s, i, n, tile.s);
+    write(args, row.s_dtype, row.s, i, n, tile.s, 1);
   }
 }
 
@@ -151,6 +159,7 @@ anyfuse::EmaAdamWStep prepare(const Params &p, const Row &row) {
   step.one_minus_ema_decay = complement(p.ema_decay);
   step.decoupled = p.mode == 1;
   step.device = device;
+  step.stochastic = p.stochastic_rounding != 0;
   return step;
 }
 

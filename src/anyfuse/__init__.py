@@ -2,11 +2,15 @@
 
 import typing as _typing
 
+from . import npu as npu
 from . import ops as ops
 from ._core import version as _version
 from ._opspec import REGISTRY as _REGISTRY
 from ._settings import backend as backend
 from ._soc import soc as soc
+from .models import load_quantized as load_quantized
+from .models import quantize_ as quantize_
+from .models import save_quantized as save_quantized
 from .packed import PackedWeight as PackedWeight
 from .packed import pack_weight as pack_weight
 
@@ -16,6 +20,11 @@ __version__ = _version()
 for _spec in _REGISTRY.values():
     globals()[_spec.function.__name__] = _spec.function
 
-if _typing.TYPE_CHECKING:
-    # Type checkers do not see what the loop above binds.
-    def __getattr__(name: str) -> _typing.Any: ...
+
+def __getattr__(name: str) -> _typing.Any:
+    # Optimizers are imported when they are asked for. (Type checkers need this, too: they do not see the loop above.)
+    if name == "optim":
+        import importlib
+
+        return importlib.import_module(f"{__name__}.optim")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

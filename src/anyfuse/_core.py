@@ -23,13 +23,14 @@ LIBRARY = LIBRARY_DIR / ("libanyfuse.dylib" if sys.platform == "darwin" else "li
 STRUCTS: dict[str, type[Struct]] = {}
 
 # Field types under the names of the header.
-pointer, size, i32, i64, f64, u64 = (
+pointer, size, i32, i64, f64, u64, u32 = (
     ctypes.c_void_p,
     ctypes.c_size_t,
     ctypes.c_int32,
     ctypes.c_int64,
     ctypes.c_double,
     ctypes.c_uint64,
+    ctypes.c_uint32,
 )
 
 
@@ -77,6 +78,7 @@ DTYPES = {
     "int32": 3,
     "uint8": 4,
     "int64": 9,
+    "bool": 12,
     "bfloat16": 27,
     "int4": 29,
     "hifloat8": 34,

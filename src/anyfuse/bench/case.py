@@ -29,12 +29,16 @@ class Array:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The memory an algorithm cannot avoid to move: its arrays, the units of each, the rows that an index picks."""
+    """The memory an algorithm cannot avoid to move: its arrays, the units of each, the rows that an index picks.
+
+    `calls`: how many of our calls move that much, where each takes data of its own so as to find it outside the caches.
+    """
 
     arrays: tuple[Array, ...]
     units: int
     index: Tensor | None = None
     table_rows: int = 0
+    calls: int = 1
 
     @property
     def bytes(self) -> int:

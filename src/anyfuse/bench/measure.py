@@ -111,7 +111,7 @@ def conclude(
     crowded = neighbours is not None and neighbours > settings.neighbour_limit
     if crowded:
         unsure.append(f"other processes took {neighbours:.0%} of the processors")
-    moved = work.traffic.bytes if work.traffic is not None else None
+    moved = work.traffic.bytes / work.traffic.calls if work.traffic is not None else None
     figures: dict[str, float] = {"us a call": ours.median * 1e6}
     rests_on: dict[str, set[str]] = {"us a call": {OURS}, "transient KiB": set()}
     if transient_kib is not None:
@@ -133,11 +133,11 @@ def conclude(
     }
     if roof is not None and work.traffic is not None:
         share = stream.streamed_units(work.traffic)
-        figures["of stream"] = median(ratios(ours, streams[roof], work.traffic.units / share))
+        figures["of stream"] = median(ratios(ours, streams[roof], work.traffic.units / share / work.traffic.calls))
         rests_on["of stream"] = {OURS, roof}
         result["stream"] = {
             "variant": roof,
-            **_times(streams[roof], work.units * share / work.traffic.units),
+            **_times(streams[roof], work.units * work.traffic.calls * share / work.traffic.units),
             "gb_per_s": work.traffic.bytes / work.traffic.units * share / streams[roof].median / 1e9,
             "of_stream": figures["of stream"],
         }

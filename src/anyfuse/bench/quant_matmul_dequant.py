@@ -171,7 +171,7 @@ def vector(quick: bool, matrices: int = 8) -> Work:
         units=m * k * n,
         unit="weight",
         sample=packed(tensors(1, 131, 67)),
-        traffic=Traffic((Array(1, READ),), m * k * n),
+        traffic=Traffic((Array(1, READ),), matrices * m * k * n, calls=matrices),
         peers=(Peer(FP32, float_runner, accuracy=partial(accuracy, partial(float_linear, torch.float32))),),
     )
 

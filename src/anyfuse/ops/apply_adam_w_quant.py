@@ -21,6 +21,11 @@ factor and 1 - beta are computed in double and rounded once.
 `convention="device"` is the order of the NPU's kernel: t is one more than `step`, the attributes are rounded to fp32
 and all that is computed from them is fp32, and the decay comes last: var' = (var + ...)·(1 - lr·weight_decay), only
 where weight_decay > 0.
+
+Three things that the document does not have. A tensor whose m and v are float32 is stepped by the same rule without
+codes and scales. With s, an EMA of the parameters, s' = ema_decay·s + (1 - ema_decay)·var' follows in the same pass,
+1 - ema_decay computed in double and rounded once (device: in fp32). With `stochastic_rounding` var' and s' of 16 bits
+are rounded up or down by chance (`ops._rounding`).
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -41,13 +47,18 @@ from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from ..formats import codebook
 from . import _dispatch as d
+from ._rounding import rounded, seeds_of
 
 SCHEMA = (
     "apply_adam_w_quant_(Tensor(a!)[] var, Tensor[] grad, Tensor(b!)[] m, Tensor(c!)[] v, Tensor qmap_m, "
     "Tensor qmap_v, Tensor(d!)[] absmax_m, Tensor(e!)[] absmax_v, Tensor[] step, float lr, float beta1, float beta2, "
     "float weight_decay, float eps, float gnorm_scale, int block_size, str convention, bool skip_nonfinite, "
-    "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize) -> ()"
+    "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize, Tensor(f!)[] s, "
+    "float ema_decay, int[]? stochastic_rounding) -> ()"
 )
+
+#: What moments are kept in: codes, or themselves.
+STATES = (torch.uint8, torch.float32)
 
 PROFILES = Profiles(
     "apply_adam_w_quant",
@@ -57,7 +68,8 @@ PROFILES = Profiles(
             ranks={"var": (1, 8)},
             shapes={"step": (1,)},
             values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            absent=("grad_scale", "found_inf"),
+            dtypes={"m": (torch.uint8,)},
+            absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
         )
     },
 )
@@ -88,6 +100,9 @@ def apply_adam_w_quant_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     maximize: bool = False,
+    s: Tensor | Sequence[Tensor] | None = None,
+    ema_decay: float = 0.9999,
+    stochastic_rounding: int | Sequence[int] | None = None,
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Steps parameters with AdamW whose moments are kept in 8 bits, in place and in one pass.
 
@@ -98,10 +113,12 @@ def apply_adam_w_quant_(
         var: parameters; a tensor, or a list for many parameters in one native call; updated. float32, float16 or
             bfloat16.
         grad: gradients, of the parameters' shapes; any of the three dtypes each.
-        m, v: codes of the first and second moments, uint8, of the parameters' shapes; updated.
+        m, v: codes of the first and second moments, uint8, of the parameters' shapes; updated. float32 (both of a
+            tensor): the moments themselves.
         qmap_m, qmap_v: the values of the codes, (256,) float32, finite and ascending (`formats.create_codebook`); one
             pair for the whole list.
-        absmax_m, absmax_v: the scale of each block, (ceil(numel/block_size),) float32; updated.
+        absmax_m, absmax_v: the scale of each block, (ceil(numel/block_size),) float32; updated. (0,) where m is
+            float32.
         step: number of the step, 1 at the first (device: 0): an int, a one-element int64 tensor, or a list with one a
             tensor.
         lr, beta1, beta2, weight_decay, eps: numbers as in AdamW; lr may be a one-element float tensor.
@@ -115,6 +132,10 @@ def apply_adam_w_quant_(
         grad_scale: gradients are multiplied by fp32(1/grad_scale) first (a one-element tensor, as GradScaler has).
         found_inf: a one-element tensor; when it is not 0 nothing changes.
         maximize: turns the sign of the gradients.
+        s: an EMA of the parameters, of their shapes; updated. float32, float16 or bfloat16.
+        ema_decay: the share of s that stays.
+        stochastic_rounding: None, or a seed (0 to 2^32 - 1): var and s of 16 bits are rounded by chance. A list has one
+            seed a tensor; otherwise tensor i takes the seed + i.
 
     Returns:
         (var, m, v, absmax_m, absmax_v), the objects that were given.
@@ -164,6 +185,9 @@ def apply_adam_w_quant_(
         grad_scale,
         found_inf,
         maximize,
+        [] if s is None else d.as_list("s", s, var, "var"),
+        ema_decay,
+        seeds_of(stochastic_rounding, len(lists["var"])),
     )
     return var, m, v, absmax_m, absmax_v
 
@@ -185,17 +209,21 @@ def check(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    s: Sequence[Tensor],
+    stochastic_rounding: Sequence[int] | None,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     codebook.check_block_size(block_size)
     shapes = d.shapes_of(var)
     for name, floats in (("var", var), ("grad", grad)):
         d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
-    for name, codes in (("m", m), ("v", v)):
-        d.check_tensor_list(name, codes, (torch.uint8,), shapes, "var")
-    shapes = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
-    for name, scales in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
-        d.check_tensor_list(name, scales, (torch.float32,), shapes, f"var in blocks of {block_size}")
+    for name, moments in (("m", m), ("v", v)):
+        d.check_tensor_list(name, moments, STATES, shapes, "var")
+    scales = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
+    if any(moment.dtype != torch.uint8 for moment in (*m, *v)):
+        scales = _shapes_of_scales(m, v, scales)
+    for name, absmax in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
+        d.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
     for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
         d.require_tensor(name, qmap, (torch.float32,))
         d.require_shape(name, qmap, (256,), "a value for each code")
@@ -203,11 +231,23 @@ def check(
     d.check_scalar("lr", lr)
     d.check_scalar("grad_scale", grad_scale)
     d.check_scalar("found_inf", found_inf)
+    if s:
+        d.check_tensor_list("s", s, d.FLOATS, d.shapes_of(var), "var")
+    seeds_of(stochastic_rounding, len(var))
     if restricted():
         PROFILES.check(
-            var=var, grad=grad, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
-            grad_scale=grad_scale, found_inf=found_inf, maximize=maximize,
+            var=var, grad=grad, m=m, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
+            nonzero_v=nonzero_v, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, s=s or None,
+            stochastic_rounding=stochastic_rounding,
         )  # fmt: skip
+
+
+def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tuple[int]]) -> list[tuple[int]]:
+    """Those of codes, and none where the moments are float32. TypeError where m and v differ."""
+    for m_, v_ in zip(m, v, strict=True):
+        if m_.dtype != v_.dtype:
+            raise TypeError(f"v has dtype {d.names([v_.dtype])}; accepted: {d.names([m_.dtype])}, the dtype of m")
+    return [shape if m_.dtype == torch.uint8 else (0,) for m_, shape in zip(m, coded, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -251,16 +291,23 @@ def reference(
     skip_nonfinite: bool,
     nonzero_v: bool,
     unscale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """One tensor's step, as new tensors (var, m, v, absmax_m, absmax_v). The definition of the numbers."""
+    s: Tensor | None = None,
+    ema_decay: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Tensor, ...]:
+    """One tensor's step, as new tensors (var, m, v, absmax_m, absmax_v and, where given, s). The definition of the
+    numbers."""
     b1, b2 = d.f32(beta1), d.f32(beta2)
     if convention == "device":
         rest1, rest2, step_size, eps_c2, decay = _device_numbers(step, lr, beta1, beta2, weight_decay, eps)
     else:
         rest1, rest2, step_size, eps_c2, decay = _formula_numbers(step, lr, beta1, beta2, weight_decay, eps)
-    g, p, m_codes, v_codes = (codebook.blocks_of(tensor, block_size) for tensor in (d.real(grad), d.real(var), m, v))
+    g, p, m_given, v_given = (codebook.blocks_of(tensor, block_size) for tensor in (d.real(grad), d.real(var), m, v))
     qmap_m, qmap_v = d.real(qmap_m), d.real(qmap_v)
-    m_old, v_old = qmap_m[m_codes.long()] * absmax_m[:, None], qmap_v[v_codes.long()] * absmax_v[:, None]
+    coded = m.dtype == torch.uint8
+    m_old, v_old = d.real(m_given), d.real(v_given)
+    if coded:
+        m_old, v_old = qmap_m[m_given.long()] * absmax_m[:, None], qmap_v[v_given.long()] * absmax_v[:, None]
     inside = codebook.blocks_of(torch.ones(var.shape, dtype=torch.bool), block_size)
 
     scaled = g * d.f32(unscale) * d.f32(gnorm_scale)
@@ -269,22 +316,29 @@ def reference(
     update = (m_new * step_size) / (d.correctly_rounded_sqrt(v_new) + eps_c2)
     p_new = (p + update) * decay if convention == "device" else p * decay + update
 
-    m_new, v_new = (torch.where(inside, moment, 0.0) for moment in (m_new, v_new))
-    m_scale, v_scale = (moment.abs().amax(dim=1, keepdim=True) for moment in (m_new, v_new))
-    m_code = codebook.encode(m_new / torch.where(m_scale == 0, 1.0, m_scale), qmap_m, keep_sign=True)
-    v_code = codebook.encode(v_new / torch.where(v_scale == 0, 1.0, v_scale), qmap_v)
-    if nonzero_v:
-        v_code = codebook.avoid_zero(v_code, v_new, qmap_v)
-
+    new, old = {"var": p_new, "m": m_new, "v": v_new}, {"var": p, "m": m_given, "v": v_given}
+    if s is not None:
+        old["s"] = codebook.blocks_of(d.real(s), block_size)
+        rest = d.f32(1.0 - (d.f32(ema_decay) if convention == "device" else ema_decay))
+        new["s"] = d.f32(ema_decay) * old["s"] + rest * p_new
+    m_scale, v_scale = absmax_m, absmax_v
     keep = ~g.isfinite().all(dim=1, keepdim=True) if skip_nonfinite else torch.tensor(False)
-    p_new, m_code, v_code = (
-        torch.where(keep, old, new) for old, new in ((p, p_new), (m_codes, m_code), (v_codes, v_code))
-    )
-    m_scale, v_scale = (
-        torch.where(keep.view(-1), old, new.view(-1)) for old, new in ((absmax_m, m_scale), (absmax_v, v_scale))
-    )
-    p_new, m_code, v_code = (blocks.reshape(-1)[: var.numel()].view(var.shape) for blocks in (p_new, m_code, v_code))
-    return p_new.to(var.dtype), m_code.to(torch.uint8), v_code.to(torch.uint8), m_scale, v_scale
+    if coded:
+        m_new, v_new = (torch.where(inside, moment, 0.0) for moment in (m_new, v_new))
+        m_scale, v_scale = (moment.abs().amax(dim=1, keepdim=True) for moment in (m_new, v_new))
+        new["m"] = codebook.encode(m_new / torch.where(m_scale == 0, 1.0, m_scale), qmap_m, keep_sign=True)
+        new["v"] = codebook.encode(v_new / torch.where(v_scale == 0, 1.0, v_scale), qmap_v)
+        if nonzero_v:
+            new["v"] = codebook.avoid_zero(new["v"], v_new, qmap_v)
+        m_scale, v_scale = (
+            torch.where(keep.view(-1), old_scale, scale.view(-1))
+            for old_scale, scale in ((absmax_m, m_scale), (absmax_v, v_scale))
+        )
+    blocks = {name: torch.where(keep, old[name], value) for name, value in new.items()}
+    whole = {name: value.reshape(-1)[: var.numel()].view(var.shape) for name, value in blocks.items()}
+    stepped = rounded(whole["var"], var.dtype, seed, step, 0), whole["m"].to(m.dtype), whole["v"].to(v.dtype)
+    ema = () if s is None else (rounded(whole["s"], s.dtype, seed, step, 1),)
+    return *stepped, m_scale, v_scale, *ema
 
 
 def _formula_numbers(
@@ -345,6 +399,11 @@ class Row(_core.Struct, c_name="anyfuse_apply_adam_w_quant_row"):
         ("step", _core.i64),
         ("grad_dtype", _core.i32),
         ("var_dtype", _core.i32),
+        ("s", _core.pointer),
+        ("s_dtype", _core.i32),
+        ("state_bits", _core.i32),
+        ("seed", _core.u32),
+        ("reserved", _core.i32),
     ]
 
 
@@ -369,7 +428,8 @@ class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
         ("skip_nonfinite", _core.i32),
         ("nonzero_v", _core.i32),
         ("threads", _core.i32),
-        ("reserved", _core.i32),
+        ("stochastic_rounding", _core.i32),
+        ("ema_decay", _core.f64),
     ]
 
 
@@ -400,12 +460,15 @@ def _cpu(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    s: list[Tensor],
+    ema_decay: float,
+    stochastic_rounding: list[int] | None,
 ) -> None:
     check(
         var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize,
+        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
     )  # fmt: skip
-    in_place = (("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v))
+    in_place = [("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v), ("s", s)]
     d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
     qmap_m, qmap_v = d.contiguous((qmap_m, qmap_v))
     steps = d.step_values(step, len(var))
@@ -414,16 +477,19 @@ def _cpu(
         return
     lr = lr if lr_tensor is None else float(lr_tensor)
     scale = 1.0 if grad_scale is None else float(grad_scale)
-    var_, m_, v_, absmax_m_, absmax_v_ = (d.contiguous(tensors) for _, tensors in in_place)
+    worked_on = [d.contiguous(tensors) for _, tensors in in_place]
+    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on
+    seeds = stochastic_rounding or [0] * len(var)
     if use_reference():
         for i, now in enumerate(steps):
             results = reference(
                 var_[i], grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
                 lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, gnorm_scale=gnorm_scale,
                 block_size=block_size, convention=convention, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
-                unscale=_quotient(-1.0 if maximize else 1.0, scale),
+                unscale=_quotient(-1.0 if maximize else 1.0, scale), s=s_[i] if s else None, ema_decay=ema_decay,
+                seed=seeds[i] if stochastic_rounding else None,
             )  # fmt: skip
-            d.assign((var_[i], m_[i], v_[i], absmax_m_[i], absmax_v_[i]), results)
+            d.assign([tensors[i] for tensors in worked_on if tensors], results)
     else:
         grad_ = d.contiguous(grad)  # kept until the call is over
         rows = _core.array(
@@ -435,6 +501,11 @@ def _cpu(
                     steps,
                     d.dtype_numbers(grad_),
                     d.dtype_numbers(var_),
+                    map(Tensor.data_ptr, s_) if s else repeat(0, len(var)),
+                    d.dtype_numbers(s_) if s else repeat(0, len(var)),
+                    (8 if moment.dtype == torch.uint8 else 32 for moment in m),
+                    seeds,
+                    repeat(0, len(var)),
                     strict=True,
                 )
             ),
@@ -444,10 +515,11 @@ def _cpu(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
                 qmap_m.data_ptr(), qmap_v.data_ptr(), block_size,
                 lr, beta1, beta2, weight_decay, eps, gnorm_scale, scale,
-                _core.CONVENTIONS[convention], maximize, skip_nonfinite, nonzero_v, torch.get_num_threads(), 0,
+                _core.CONVENTIONS[convention], maximize, skip_nonfinite, nonzero_v, torch.get_num_threads(),
+                bool(stochastic_rounding), ema_decay,
             )
         )  # fmt: skip
-    d.write_back((var, var_), (m, m_), (v, v_), (absmax_m, absmax_m_), (absmax_v, absmax_v_))
+    d.write_back(*((tensors, used) for (_, tensors), used in zip(in_place, worked_on, strict=True)))
 
 
 def _fake(
@@ -474,10 +546,13 @@ def _fake(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    s: list[Tensor],
+    ema_decay: float,
+    stochastic_rounding: list[int] | None,
 ) -> None:
     check(
         var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize,
+        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
     )  # fmt: skip
 
 
@@ -510,8 +585,9 @@ def draw(draw: Draw) -> Sample:
     dtype = draw.choice(d.FLOATS)
     mixed = draw.chance(0.2)
     block_size = draw.choice(codebook.BLOCK_SIZES)
-    lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v".split()}
+    lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v s".split()}
     count = draw.choice((1, 1, 1, 2, 5))
+    ema = draw.chance(0.4)
     for _ in range(count):
         shape = draw.shape()
         blocks = -(-math.prod(shape) // block_size)
@@ -523,6 +599,11 @@ def draw(draw: Draw) -> Sample:
             "absmax_m": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-6, 0.0)),
             "absmax_v": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-12, 0.0)),
         }
+        if draw.chance(0.25):
+            made |= {"m": draw.normal(shape), "v": draw.normal(shape).abs()}
+            made |= {"absmax_m": torch.zeros(0), "absmax_v": torch.zeros(0)}
+        if ema:
+            made["s"] = draw.normal(shape, draw.choice(d.FLOATS))
         for name, tensor in made.items():
             if tensor.is_floating_point() and draw.chance(0.1):
                 tensor = draw.special(tensor)
@@ -533,7 +614,7 @@ def draw(draw: Draw) -> Sample:
     if draw.chance(0.5):
         steps = [torch.tensor([value]) for value in steps]
     lr = draw.choice((1e-3, 0.1, 1.0, 0.0))
-    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in lists.items()}
+    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in lists.items() if group}
     arguments |= {
         "qmap_m": draw.view(_random_map(draw)),
         "qmap_v": draw.view(_random_map(draw)),
@@ -552,7 +633,10 @@ def draw(draw: Draw) -> Sample:
         "maximize": draw.chance(0.2),
         "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
         "found_inf": torch.tensor([float(draw.chance(0.3))]) if draw.chance(0.1) else None,
+        "ema_decay": draw.choice((0.9999, 0.9, 0.0, 1.0)),
+        "stochastic_rounding": draw.choice((None, None, 0, 7, 2**32 - 1)),
     }
+    arguments.setdefault("s", None)
     shapes = [tuple(tensor.shape) for tensor in lists["var"]]
     return Sample(f"shapes={shapes} dtype={dtype} block_size={block_size}", arguments)
 
@@ -598,12 +682,16 @@ def edges() -> Iterable[Sample]:
                 "v": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
                 "absmax_m": [source.normal((-(-size // block_size),)).abs() for size in sizes],
                 "absmax_v": [source.normal((-(-size // block_size),)).abs() for size in sizes],
+                "s": [source.normal((size,), dtype) for size in sizes],
             }
             common = {**maps, "lr": 1e-3, "weight_decay": 0.01, "block_size": block_size}
             label = f"{dtype}, blocks of {block_size}"
             yield Sample(f"{label}, list", {**lists, **common, "step": list(range(1, len(sizes) + 1))})
+            floats = {name: [source.normal((size,)).abs() for size in sizes] for name in "mv"}
+            floats |= {f"absmax_{name}": [torch.zeros(0)] * len(sizes) for name in "mv"}
+            yield Sample(f"{label}, fp32 state", {**lists, **floats, **common, "step": 2, "stochastic_rounding": 3})
         largest = {name: group[-1] for name, group in lists.items()}
-        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3})
+        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3, "stochastic_rounding": 9})
 
 
 def bad_calls() -> Iterable[BadCall]:
@@ -625,10 +713,22 @@ def bad_calls() -> Iterable[BadCall]:
             yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
     for name in ("m", "v"):
         for dtype in (torch.float32, torch.int8):
-            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
+            yield BadCall(
+                f"{name} of {dtype}",
+                call(**{name: torch.ones(3, 100, dtype=dtype)}),
+                TypeError,
+                "v has" if dtype == torch.float32 else name,
+            )
         turned = torch.zeros(100, 3, dtype=torch.uint8)
         yield BadCall(f"{name} of another shape", call(**{name: turned}), ValueError, name)
     yield BadCall("grad of another shape", call(grad=torch.ones(100, 3)), ValueError, "grad")
+    floats = {"m": torch.zeros(3, 100), "v": torch.zeros(3, 100)}
+    yield BadCall("scales of moments in float32", call(**floats), ValueError, "absmax_m")
+    yield BadCall("s of float64", call(s=torch.ones(3, 100, dtype=torch.float64)), TypeError, "s has dtype")
+    yield BadCall("s of another shape", call(s=torch.ones(100, 3)), ValueError, "s has shape")
+    yield BadCall("s a list", call(s=[torch.ones(3, 100)]), TypeError, "s is a")
+    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
+    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
     for name in ("absmax_m", "absmax_v"):
         yield BadCall(f"{name} of float16", call(**{name: torch.ones(2, dtype=torch.float16)}), TypeError, name)
         for shape in ((1,), (3,), (2, 1)):
@@ -662,11 +762,12 @@ def bad_calls() -> Iterable[BadCall]:
     yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
     yield BadCall("grad_scale of int64", call(grad_scale=torch.tensor([2])), TypeError, "grad_scale")
     yield BadCall("found_inf of two elements", call(found_inf=torch.ones(2)), ValueError, "found_inf")
-    codes, scales, floats = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
+    codes, scales, ones = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
     yield BadCall("m is v", call(m=codes, v=codes), ValueError, "shares memory")
     yield BadCall("absmax_m is absmax_v", call(absmax_m=scales, absmax_v=scales), ValueError, "shares memory")
-    yield BadCall("grad is var", call(grad=floats, var=floats), ValueError, "shares memory")
+    yield BadCall("grad is var", call(grad=ones, var=ones), ValueError, "shares memory")
     yield BadCall("expanded m", call(m=torch.zeros(1, 100, dtype=torch.uint8).expand(3, 100)), ValueError, "m has")
+    yield BadCall("s is var", call(s=ones, var=ones), ValueError, "shares memory")
 
 
 register(
@@ -676,7 +777,7 @@ register(
         schema=SCHEMA,
         document="000",
         summary="AdamW with 8-bit moments, scaled block by block",
-        in_place=("var", "m", "v", "absmax_m", "absmax_v"),
+        in_place=("var", "m", "v", "absmax_m", "absmax_v", "s"),
         outputs=("var", "m", "v", "absmax_m", "absmax_v"),
         draw=draw,
         edges=edges,

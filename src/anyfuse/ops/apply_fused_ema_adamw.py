@@ -10,7 +10,8 @@ For each element, with step number t, in fp32, every operation rounded once, in 
     var' = var - lr·u
     s' = ema_decay·s + (1 - ema_decay)·var'
 
-Tensors of 16 bits are widened at the load and rounded once at the store; m', v' and var' go on unrounded.
+Tensors of 16 bits are widened at the load and rounded once at the store; m', v' and var' go on unrounded. With
+`stochastic_rounding` var' and s' of 16 bits are rounded up or down by chance (`ops._rounding`).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
+from ._rounding import rounded, seeds_of
 
 SCHEMA = (
     "apply_fused_ema_adamw_(Tensor[] grad, Tensor(a!)[] var, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] s, "
     "Tensor[] step, float lr, float ema_decay, float beta1, float beta2, float eps, int adam_mode, "
     "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
-    "Tensor? found_inf, bool maximize) -> ()"
+    "Tensor? found_inf, bool maximize, int[]? stochastic_rounding) -> ()"
 )
 
 PROFILES = Profiles(
@@ -44,7 +46,7 @@ PROFILES = Profiles(
             ranks={"var": (1, 8)},
             shapes={"step": (1,)},
             values={"maximize": (False,)},
-            absent=("grad_scale", "found_inf"),
+            absent=("grad_scale", "found_inf", "stochastic_rounding"),
         )
     },
 )
@@ -70,6 +72,7 @@ def apply_fused_ema_adamw_(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
     maximize: bool = False,
+    stochastic_rounding: int | Sequence[int] | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """Steps parameters with AdamW and moves their EMA, in place and in one pass.
 
@@ -87,6 +90,8 @@ def apply_fused_ema_adamw_(
         grad_scale: gradients are multiplied by 1/grad_scale first (a one-element tensor, as GradScaler has).
         found_inf: a one-element tensor; when it is not 0 nothing changes.
         maximize: turns the sign of the gradients.
+        stochastic_rounding: None, or a seed (0 to 2^32 - 1): var and s of 16 bits are rounded by chance. A list has one
+            seed a tensor; otherwise tensor i takes the seed + i.
 
     Returns:
         (var, m, v, s), the objects that were given.
@@ -122,6 +127,7 @@ def apply_fused_ema_adamw_(
         grad_scale,
         found_inf,
         maximize,
+        seeds_of(stochastic_rounding, len(lists[0])),
     )
     return var, m, v, s
 
@@ -138,6 +144,7 @@ def check(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    stochastic_rounding: Sequence[int] | None,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
@@ -146,10 +153,12 @@ def check(
     d.check_scalar("lr", lr)
     d.check_scalar("grad_scale", grad_scale)
     d.check_scalar("found_inf", found_inf)
+    seeds_of(stochastic_rounding, len(var))
     if restricted():
         PROFILES.check(
-            grad=grad, var=var, m=m, v=v, s=s, step=step, maximize=maximize, grad_scale=grad_scale, found_inf=found_inf
-        )
+            grad=grad, var=var, m=m, v=v, s=s, step=step, maximize=maximize, grad_scale=grad_scale, found_inf=found_inf,
+            stochastic_rounding=stochastic_rounding,
+        )  # fmt: skip
 
 
 # ---- reference ----
@@ -173,6 +182,7 @@ def reference(
     weight_decay: float,
     convention: str,
     grad_factor: float = 1.0,
+    seed: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
     device = convention == "device"
@@ -196,7 +206,8 @@ def reference(
         update = update + wd * p
     p_new = p - d.f32(lr) * update
     s_new = decay * s_old + rest * p_new
-    return p_new.to(var.dtype), m_new.to(m.dtype), v_new.to(v.dtype), s_new.to(s.dtype)
+    p_new, s_new = (rounded(x, like.dtype, seed, step, i) for i, (x, like) in enumerate(((p_new, var), (s_new, s))))
+    return p_new, m_new.to(m.dtype), v_new.to(v.dtype), s_new
 
 
 # ---- CPU ----
@@ -216,7 +227,7 @@ class Row(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_row"):
         ("m_dtype", _core.i32),
         ("v_dtype", _core.i32),
         ("s_dtype", _core.i32),
-        ("reserved", _core.i32),
+        ("seed", _core.u32),
     ]
 
 
@@ -238,7 +249,7 @@ class Params(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_params"):
         ("convention", _core.i32),
         ("maximize", _core.i32),
         ("threads", _core.i32),
-        ("reserved", _core.i32),
+        ("stochastic_rounding", _core.i32),
     ]
 
 
@@ -266,14 +277,16 @@ def _cpu(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    stochastic_rounding: list[int] | None,
 ) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize)
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
     d.check_memory((("var", var), ("m", m), ("v", v), ("s", s)), (("grad", grad),))
     if found_inf is not None and float(found_inf) != 0.0:
         return
     steps = d.step_values(step, len(var))
     lr = lr if lr_tensor is None else float(lr_tensor)
     scale = 1.0 if grad_scale is None else float(grad_scale)
+    seeds = stochastic_rounding or [0] * len(var)
     var_, m_, v_, s_ = (d.contiguous(tensors) for tensors in (var, m, v, s))
     if use_reference():
         for i, now in enumerate(steps):
@@ -282,6 +295,7 @@ def _cpu(
                 lr=lr, ema_decay=ema_decay, beta1=beta1, beta2=beta2, eps=eps, mode=adam_mode,
                 bias_correction=bias_correction, weight_decay=weight_decay, convention=convention,
                 grad_factor=(-1.0 if maximize else 1.0) / scale,
+                seed=seeds[i] if stochastic_rounding else None,
             )  # fmt: skip
             d.assign((var_[i], m_[i], v_[i], s_[i]), results)
     else:
@@ -291,16 +305,17 @@ def _cpu(
             [
                 (
                     p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), now,
-                    number[g.dtype], number[p.dtype], number[a.dtype], number[b.dtype], number[e.dtype], 0,
+                    number[g.dtype], number[p.dtype], number[a.dtype], number[b.dtype], number[e.dtype], seed,
                 )
-                for g, p, a, b, e, now in zip(grad_, var_, m_, v_, s_, steps, strict=True)
+                for g, p, a, b, e, now, seed in zip(grad_, var_, m_, v_, s_, steps, seeds, strict=True)
             ],
         )  # fmt: skip
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
                 lr, ema_decay, beta1, beta2, eps, weight_decay, scale,
-                adam_mode, bias_correction, _core.CONVENTIONS[convention], maximize, torch.get_num_threads(), 0,
+                adam_mode, bias_correction, _core.CONVENTIONS[convention], maximize, torch.get_num_threads(),
+                bool(stochastic_rounding),
             )
         )  # fmt: skip
     d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
@@ -326,8 +341,9 @@ def _fake(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    stochastic_rounding: list[int] | None,
 ) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize)
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
 
 
 _op = d.define(SCHEMA, _cpu, _fake)
@@ -367,7 +383,10 @@ def draw(draw: Draw) -> Sample:
         "convention": draw.choice(("formula", "device")),
         "maximize": draw.chance(0.2),
         "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
+        "stochastic_rounding": draw.choice((None, None, 0, 7, 2**32 - 1)),
     }
+    if not one and draw.chance(0.3):
+        arguments["stochastic_rounding"] = [draw.integer(0, 2**32) for _ in range(count)]
     shapes = [tuple(tensor.shape) for tensor in tensors["var"]]
     return Sample(f"shapes={shapes} dtype={'mixed' if mixed else common}", arguments)
 
@@ -380,7 +399,8 @@ def edges() -> Iterable[Sample]:
         lists = {name: [source.normal((size,), dtype).abs() for size in sizes] for name in "grad var m v s".split()}
         yield Sample(f"{dtype}, list", {**lists, "step": list(range(1, len(sizes) + 1)), "weight_decay": 0.01})
         largest = {name: group[-1] for name, group in lists.items()}
-        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01})
+        seed = None if dtype == d.FLOATS[0] else 5
+        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01, "stochastic_rounding": seed})
 
 
 def case_inputs(
@@ -415,6 +435,10 @@ def bad_calls() -> Iterable[BadCall]:
     yield BadCall("step a float", call(step=1.5), TypeError, "step")
     yield BadCall("mode 2", call(mode=2), ValueError, "mode")
     yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
+    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
+    yield BadCall("a seed of 33 bits", call(stochastic_rounding=2**32), ValueError, "stochastic_rounding")
+    yield BadCall("a seed too many", call(stochastic_rounding=[1, 2]), ValueError, "stochastic_rounding")
     same = torch.ones(3, 4)
     yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")
     wide = torch.ones(3, 8)

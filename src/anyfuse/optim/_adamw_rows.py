@@ -1,0 +1,190 @@
+"""AdamW by `apply_adam_w_quant` for the parameters of a group: 8-bit or fp32 moments row by row, and an EMA or none.
+
+The state of a parameter: `step`, `exp_avg`, `exp_avg_sq`, for 8 bits `absmax_exp_avg` and `absmax_exp_avg_sq`, and
+`ema` where one is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._settings import use_reference
+from ..formats import codebook as books
+from ..ops import apply_adam_w_quant as op
+from ._base import Group, Plan, State, check_choice, check_flag, check_number, copy_value, count_steps, next_steps
+
+FIELDS = {
+    "m": "exp_avg",
+    "v": "exp_avg_sq",
+    "absmax_m": "absmax_exp_avg",
+    "absmax_v": "absmax_exp_avg_sq",
+    "s": "ema",
+}
+_DTYPES = {"grad_dtype": "grad", "var_dtype": "var", "s_dtype": "s"}
+
+#: The options of groups whose state may have 8 bits.
+QUANTIZED = {"block_size": 256, "min_8bit_size": 4096, "codebook": "dynamic", "nonzero_v": True}
+
+
+@cache
+def maps(codebook: str) -> tuple[Tensor, Tensor]:
+    """The maps of the first and the second moment."""
+    return books.create_codebook(codebook, signed=True), books.create_codebook(codebook, signed=False)
+
+
+def check_quantized(group: Group) -> None:
+    check_choice("state_bits", group["state_bits"], (8, 32))
+    books.check_block_size(group["block_size"])
+    check_choice("codebook", group["codebook"], books.KINDS)
+    check_number("min_8bit_size", group["min_8bit_size"], 0)
+    check_flag("nonzero_v", group["nonzero_v"])
+
+
+def has_codes(group: Group, param: Tensor) -> bool:
+    return group["state_bits"] == 8 and param.numel() >= group["min_8bit_size"]
+
+
+def new_state(group: Group, param: Tensor) -> State:
+    """Moments of 0."""
+    if not has_codes(group, param):
+        return {"step": 0, **{key: _zeros(param, torch.float32) for key in ("exp_avg", "exp_avg_sq")}}
+    state: State = {"step": 0}
+    for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
+        state[key] = _zeros(param, torch.uint8).fill_(_code_of_zero(qmap))
+    blocks = -(-param.numel() // group["block_size"])
+    return state | {f"absmax_{key}": torch.zeros(blocks) for key in ("exp_avg", "exp_avg_sq")}
+
+
+def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(param.shape, dtype=dtype, device=param.device)
+
+
+def _code_of_zero(qmap: Tensor) -> int:
+    return int(books.encode(torch.zeros(1), qmap))
+
+
+def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
+    """A saved state as it is stepped: codes and moments stay what they are, moments of 16 bits become fp32.
+
+    Raises ValueError where shapes, or scales and the group's block size, do not belong together.
+    """
+    adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+    for key in ("exp_avg", "exp_avg_sq"):
+        moment = adapted.get(key)
+        if not isinstance(moment, Tensor) or moment.shape != param.shape:
+            got = f"has shape {tuple(moment.shape)}" if isinstance(moment, Tensor) else "is missing"
+            raise ValueError(f"{key} of a saved state {got}; accepted: {tuple(param.shape)}, the parameter's shape")
+        if moment.dtype == torch.uint8:
+            _check_scales(key, adapted.get(f"absmax_{key}"), param.numel(), group["block_size"])
+        elif moment.is_floating_point():
+            adapted[key] = moment.float()
+        else:
+            raise TypeError(f"{key} of a saved state has dtype {moment.dtype}; accepted: uint8 or a float dtype")
+    if adapted["exp_avg"].dtype != adapted["exp_avg_sq"].dtype:
+        raise ValueError("exp_avg and exp_avg_sq of a saved state have different dtypes; accepted: equal ones")
+    adapted.setdefault("step", 0)
+    return adapted
+
+
+def _check_scales(key: str, absmax: Any, numel: int, block_size: int) -> None:
+    blocks = -(-numel // block_size)
+    if not isinstance(absmax, Tensor) or absmax.dtype != torch.float32:
+        raise TypeError(f"absmax_{key} of a saved state is not a float32 tensor; accepted: one scale for each block")
+    if absmax.shape != (blocks,):
+        fits = [size for size in books.BLOCK_SIZES if absmax.shape == (-(-numel // size),)]
+        was = f", as for a block_size of {' or '.join(map(str, fits))}" if fits else ""
+        raise ValueError(
+            f"absmax_{key} of a saved state has shape {tuple(absmax.shape)}{was}; accepted: ({blocks},) for the "
+            f"group's block_size of {block_size} (give the saved block_size in its group)"
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a step takes from its group."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    maximize: bool
+    grad_scale: float
+    block_size: int = 256
+    codebook: str = "dynamic"
+    nonzero_v: bool = True
+    skip_nonfinite: bool = False
+    ema_decay: float = 0.0
+    stochastic_rounding: bool = False
+
+
+def options_of(group: Group, grad_scale: float, ema_decay: float = 0.0) -> Options:
+    """The options of a group; those that it lacks are the defaults."""
+    own = ("block_size", "codebook", "nonzero_v", "skip_nonfinite", "stochastic_rounding")
+    return Options(
+        lr=float(group["lr"]),
+        betas=(float(group["betas"][0]), float(group["betas"][1])),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        maximize=bool(group["maximize"]),
+        grad_scale=grad_scale,
+        ema_decay=ema_decay,
+        **{key: group[key] for key in own if key in group},
+    )
+
+
+def make_plan(
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], seeds: Sequence[int] | None = None
+) -> Plan:
+    plan = Plan(op.Row, params, grads, states, FIELDS, _DTYPES)
+    plan.rows["state_bits"] = [8 if state["exp_avg"].dtype == torch.uint8 else 32 for state in states]
+    plan.rows["seed"] = 0 if seeds is None else seeds
+    return plan
+
+
+def run(plan: Plan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
+    """Steps the plan's rows and counts their steps (to the numbers given, or by one)."""
+    steps = next_steps(plan.states) if steps is None else steps
+    qmap_m, qmap_v = maps(options.codebook)
+    if use_reference():
+        _run_operator(plan, grads, steps, options)
+    else:
+        plan.begin(grads, steps)
+        native(
+            op.Params(
+                _core.sizeof(op.Params), _core.sizeof(op.Row), plan.address(), len(steps),
+                qmap_m.data_ptr(), qmap_v.data_ptr(), options.block_size,
+                options.lr, *options.betas, options.weight_decay, options.eps, 1.0, options.grad_scale,
+                _core.CONVENTIONS["formula"], options.maximize, options.skip_nonfinite, options.nonzero_v,
+                torch.get_num_threads(), options.stochastic_rounding, options.ema_decay,
+            )
+        )  # fmt: skip
+        plan.end()
+    count_steps(plan.states, steps)
+
+
+native = _core.function("apply_adam_w_quant", op.Params)
+
+
+def _run_operator(plan: Plan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
+    """The same by the public operator, whose backend may be the reference."""
+    lists: dict[str, Any] = {
+        field: [state.get(key, torch.zeros(0)) for state in plan.states]
+        for field, key in FIELDS.items()
+        if field != "s" or key in plan.states[0]
+    }
+    qmap_m, qmap_v = maps(options.codebook)
+    op.apply_adam_w_quant_(
+        plan.params, grads, qmap_m=qmap_m, qmap_v=qmap_v, **lists, step=steps,
+        lr=options.lr, beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay,
+        eps=options.eps, block_size=options.block_size, convention="formula", skip_nonfinite=options.skip_nonfinite,
+        nonzero_v=options.nonzero_v, grad_scale=torch.tensor(options.grad_scale, dtype=torch.float64),
+        maximize=options.maximize, ema_decay=options.ema_decay,
+        stochastic_rounding=plan.rows["seed"].tolist() if options.stochastic_rounding else None,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""AdamW with 8-bit state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from . import _adamw_rows as rows
+from ._base import FusedOptimizer, Group, Run, State, check_flag, first_seed, seeds_of
+
+
+class AdamW8bit(FusedOptimizer):
+    """AdamW whose moments are 8-bit codes with a scale for each block: a quarter of the memory of fp32 state.
+
+    The mathematics is that of `anyfuse.apply_adam_w_quant_` (document 000, `aclnnApplyAdamWQuant`), in its "formula"
+    convention: torch.optim.AdamW up to the rounding of the moments.
+
+    Args:
+        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the CPU.
+        lr: learning rate, a number or a one-element tensor; read anew at each step, as are all numbers of a group.
+        betas, eps, weight_decay, maximize: as in torch.optim.AdamW. The decay is decoupled.
+        block_size: elements that share a scale: 64, 128, 256, 512, 1024 or 2048.
+        min_8bit_size: parameters of fewer elements keep float32 moments (in the same native call).
+        codebook: "dynamic" (decades, for moments of any distribution) or "linear".
+        nonzero_v: a second moment above 0 is never stored as 0; without it an element whose gradient is small beside
+            its block's may take an enormous step when that gradient becomes 0.
+        skip_nonfinite: a block whose gradient holds a NaN or an infinity keeps its parameters and state.
+        stochastic_rounding: parameters of 16 bits are rounded up or down by chance, so that updates below half a step
+            of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction and is kept in
+            the group as `rounding_seed`; the same seed and gradients give the same bits on any number of threads.
+
+    Groups may set each of these, and `state_bits`: 8, or 32 for float32 moments.
+
+    State of a parameter: `step` (int), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
+    `absmax_exp_avg_sq` (float32, one for each block): 2 + 8/block_size bytes an element. Below `min_8bit_size`:
+    `exp_avg` and `exp_avg_sq` in float32.
+
+    Raises:
+        TypeError: a parameter, a gradient or an option of another kind.
+        ValueError: an option out of range; states that do not fit their parameters.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> weight = torch.nn.Parameter(torch.ones(4096))
+        >>> optimizer = anyfuse.optim.AdamW8bit([weight], lr=0.1, weight_decay=0.0)
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> weight.data[:2]
+        tensor([0.9000, 0.9000])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        block_size: int = 256,
+        min_8bit_size: int = 4096,
+        codebook: str = "dynamic",
+        nonzero_v: bool = True,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = False,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "block_size": block_size,
+            "min_8bit_size": min_8bit_size,
+            "codebook": codebook,
+            "nonzero_v": nonzero_v,
+            "skip_nonfinite": skip_nonfinite,
+            "stochastic_rounding": stochastic_rounding,
+            "rounding_seed": first_seed(),
+            "maximize": maximize,
+            "state_bits": 8,
+        }
+        super().__init__(params, defaults)
+
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
+        rows.check_quantized(group)
+        check_flag("skip_nonfinite", group["skip_nonfinite"])
+        check_flag("stochastic_rounding", group["stochastic_rounding"])
+
+    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
+        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+        options = rows.options_of(group, grad_scale)
+        return lambda: rows.run(plan, grads, options)
+
+    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Any:
+        states = []
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = rows.new_state(group, param)
+            states.append(self.state[param])
+        return rows.make_plan(params, grads, states, seeds_of(group, number, params))
+
+    def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
+        adapted = rows.adapt_state(group, param, state)
+        adapted.pop("max_exp_avg_sq", None)
+        return adapted

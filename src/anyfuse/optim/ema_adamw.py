@@ -1,0 +1,313 @@
+"""AdamW that keeps an exponential moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _core
+from .._settings import use_reference
+from ..ops import _dispatch as d
+from ..ops import apply_fused_ema_adamw as op
+from . import _adamw_rows as rows
+from ._base import (
+    FusedOptimizer,
+    Group,
+    Plan,
+    Run,
+    State,
+    check_choice,
+    check_flag,
+    check_number,
+    count_steps,
+    first_seed,
+    next_steps,
+    seeds_of,
+)
+
+_FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
+_DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
+
+
+class EMAAdamW(FusedOptimizer):
+    """AdamW and an exponential moving average (EMA) of the weights in one pass over the memory.
+
+    The mathematics is that of `anyfuse.apply_fused_ema_adamw_` (document 001, `npu_apply_fused_ema_adamw`); with
+    `state_bits=8` that of `anyfuse.apply_adam_w_quant_` with its EMA. The EMA of a parameter starts at the weights
+    before its first step and moves with its steps; frozen parameters have none.
+
+    Args:
+        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the CPU.
+        lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW; read anew at each step.
+        ema_decay: the share of the EMA that stays at each step, once the warm-up is over.
+        ema_warmup: True: the n-th update uses min(ema_decay, (1 + n)/(10 + n)). "diffusers": the same with n - 1, and 0
+            at the first update, as in that library. False: ema_decay from the start. n counts the group's steps.
+        adam_w_mode: False adds the decay to the gradient (Adam with L2). Not with `state_bits=8`.
+        bias_correction: divides the moments by 1 - beta^step. Always with `state_bits=8`.
+        ema_dtype: the EMA's dtype. In 16 bits a decay close to 1 needs `stochastic_rounding` to move it at all.
+        state_bits: 32, or 8 for moments as AdamW8bit keeps them (parameters of `min_8bit_size` elements and more).
+        step_mode: "parameter": each parameter counts its own steps for the bias correction. "group": one count for a
+            group, as in MindSpeed.
+        stochastic_rounding: parameters and EMAs of 16 bits are rounded up or down by chance (see AdamW8bit).
+        block_size, min_8bit_size, codebook, nonzero_v: as in AdamW8bit, for `state_bits=8`.
+
+    Groups may set each of these. State of a parameter: `step` (int), `exp_avg`, `exp_avg_sq` (float32, or codes and
+    scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates.
+
+    Raises:
+        TypeError: a parameter, a gradient or an option of another kind.
+        ValueError: an option out of range, or options that do not go together; states that do not fit.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> weight = torch.nn.Parameter(torch.ones(4))
+        >>> optimizer = anyfuse.optim.EMAAdamW([weight], lr=0.1, weight_decay=0.0, ema_decay=0.5, ema_warmup=False)
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> with optimizer.swap_ema():
+        ...     print(weight.data)
+        tensor([0.9500, 0.9500, 0.9500, 0.9500])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        ema_decay: float = 0.9999,
+        ema_warmup: bool | str = True,
+        adam_w_mode: bool = True,
+        bias_correction: bool = True,
+        ema_dtype: torch.dtype = torch.float32,
+        state_bits: int = 32,
+        step_mode: str = "parameter",
+        stochastic_rounding: bool = False,
+        maximize: bool = False,
+        block_size: int = 256,
+        min_8bit_size: int = 4096,
+        codebook: str = "dynamic",
+        nonzero_v: bool = True,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "ema_decay": ema_decay,
+            "ema_warmup": ema_warmup,
+            "ema_updates": 0,
+            "adam_w_mode": adam_w_mode,
+            "bias_correction": bias_correction,
+            "ema_dtype": ema_dtype,
+            "state_bits": state_bits,
+            "step_mode": step_mode,
+            "stochastic_rounding": stochastic_rounding,
+            "rounding_seed": first_seed(),
+            "maximize": maximize,
+            "block_size": block_size,
+            "min_8bit_size": min_8bit_size,
+            "codebook": codebook,
+            "nonzero_v": nonzero_v,
+        }
+        self._trained: list[tuple[Tensor, Tensor]] | None = None
+        self._stored: list[Tensor] | None = None
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._trained = self._stored = None
+
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
+        rows.check_quantized(group)
+        check_number("ema_decay", group["ema_decay"], 0.0)
+        d.require(group["ema_decay"] <= 1.0, f"ema_decay is {group['ema_decay']}; accepted: 0 to 1")
+        check_choice("ema_warmup", group["ema_warmup"], (True, False, "diffusers"))
+        check_choice("ema_dtype", group["ema_dtype"], d.FLOATS)
+        check_choice("step_mode", group["step_mode"], ("parameter", "group"))
+        for name in ("adam_w_mode", "bias_correction", "stochastic_rounding"):
+            check_flag(name, group[name])
+        if group["state_bits"] == 8:
+            for name in ("adam_w_mode", "bias_correction"):
+                d.require(group[name], f"{name} is False; accepted: True, as state_bits is 8")
+
+    # ---- the step ----
+
+    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
+        if self._trained is not None:
+            raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
+        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+        updates = group["ema_updates"] + 1
+        steps = next_steps(plan.states) if group["step_mode"] == "parameter" else [updates] * len(params)
+        options = rows.options_of(group, grad_scale, decay_at(group, updates))
+        mode, bias_correction = int(group["adam_w_mode"]), group["bias_correction"]
+
+        def run() -> None:
+            if group["state_bits"] == 8:
+                rows.run(plan, grads, options, steps)
+            else:
+                _run(plan, grads, options, steps, mode, bias_correction)
+            group["ema_updates"] = updates
+
+        return run
+
+    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Plan:
+        states = []
+        for param in params:
+            if not self.state[param]:
+                self.state[param] = rows.new_state(group, param) | {"ema": _copy(param, group["ema_dtype"])}
+            states.append(self.state[param])
+        seeds = seeds_of(group, number, params)
+        if group["state_bits"] == 8:
+            return rows.make_plan(params, grads, states, seeds)
+        plan = Plan(op.Row, params, grads, states, _FIELDS, _DTYPES)
+        plan.rows["seed"] = seeds
+        return plan
+
+    def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
+        adapted = rows.adapt_state(group, param, state)
+        if adapted["exp_avg"].dtype == torch.uint8 and group["state_bits"] != 8:
+            raise ValueError("a saved state has 8-bit moments, and state_bits of its group is 32; accepted: 8")
+        ema = adapted.get("ema")
+        if ema is None:
+            adapted["ema"] = _copy(param, group["ema_dtype"])
+        elif ema.shape != param.shape:
+            raise ValueError(f"ema of a saved state has shape {tuple(ema.shape)}; accepted: {tuple(param.shape)}")
+        return adapted
+
+    # ---- the EMA ----
+
+    def effective_ema_decay(self) -> list[float]:
+        """The decay of each group's last update (the first update's, before there was one)."""
+        return [decay_at(group, max(group["ema_updates"], 1)) for group in self.param_groups]
+
+    @contextmanager
+    def swap_ema(self) -> Iterator[None]:
+        """Puts the EMA weights into the parameters for the block, and the trained ones back, whatever happens in it.
+
+        In place: views, compiled models and `data_ptr` stay valid. The trained weights are copied meanwhile.
+
+        Raises RuntimeError when the EMA weights are in place already, and for a `step` inside the block.
+        """
+        if self._trained is not None:
+            raise RuntimeError("swap_ema inside swap_ema: the EMA weights are in place already")
+        pairs = self._with_ema()
+        self._trained = [(param, param.detach().clone()) for param, _ in pairs]
+        try:
+            _assign(pairs)
+            yield
+        finally:
+            trained, self._trained = self._trained, None
+            _assign(trained)
+
+    def ema_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's state dict with the EMA in place of each parameter that has one.
+
+        It has every entry of `model.state_dict()`: frozen and unused parameters and buffers with their values, tied
+        weights under each of their names. The prefixes of torch.compile and (Distributed)DataParallel are left out, so
+        that the plain model loads it strictly. Tensors are not copied, and an EMA has its own dtype.
+
+        Raises ValueError when no parameter of the model has an EMA here.
+        """
+        averages = {id(param): ema for param, ema in self._with_ema()}
+        live = _plain(model).state_dict(keep_vars=True)
+        if not any(id(value) in averages for value in live.values()):
+            raise ValueError("model has no parameter with an EMA in this optimizer; accepted: the model that it steps")
+        return {
+            name.replace("_orig_mod.", ""): averages.get(id(value), value).detach()
+            if isinstance(value, Tensor)
+            else value
+            for name, value in live.items()
+        }
+
+    def store(self, parameters: Iterable[Tensor]) -> None:
+        """Keeps copies of parameters for `restore` (as in MindSpeed; `swap_ema` does all three)."""
+        self._stored = [param.detach().clone() for param in parameters]
+
+    def copy_to(self) -> None:
+        """Puts the EMA weights into the parameters, in place."""
+        _assign(self._with_ema())
+
+    def restore(self, parameters: Iterable[Tensor]) -> None:
+        """Puts the stored values back, in place. RuntimeError without `store`, ValueError for other parameters."""
+        if self._stored is None:
+            raise RuntimeError("restore without store: there are no weights to put back")
+        params = list(parameters)
+        if [param.shape for param in params] != [kept.shape for kept in self._stored]:
+            raise ValueError("parameters have other shapes than those stored; accepted: the parameters given to store")
+        _assign(list(zip(params, self._stored, strict=True)))
+        self._stored = None
+
+    def _with_ema(self) -> list[tuple[Tensor, Tensor]]:
+        params = [param for group in self.param_groups for param in group["params"]]
+        return [(param, self.state[param]["ema"]) for param in params if self.state.get(param)]
+
+
+def decay_at(group: Group, n: int) -> float:
+    """The decay of a group's n-th update; n = 1 at the first."""
+    decay, warmup = float(group["ema_decay"]), group["ema_warmup"]
+    if warmup is False:
+        return decay
+    if warmup == "diffusers":
+        n -= 1
+        if n == 0:
+            return 0.0
+    return min(decay, (1 + n) / (10 + n))
+
+
+def _run(
+    plan: Plan, grads: Sequence[Tensor], options: rows.Options, steps: list[int], mode: int, bias_correction: bool
+) -> None:
+    if use_reference():
+        lists: dict[str, Any] = {field: [state[key] for state in plan.states] for field, key in _FIELDS.items()}
+        op.apply_fused_ema_adamw_(
+            grads, plan.params, **lists, step=steps,
+            lr=options.lr, ema_decay=options.ema_decay, beta1=options.betas[0], beta2=options.betas[1],
+            eps=options.eps, mode=mode, bias_correction=bias_correction, weight_decay=options.weight_decay,
+            convention="formula", grad_scale=torch.tensor(options.grad_scale, dtype=torch.float64),
+            maximize=options.maximize,
+            stochastic_rounding=plan.rows["seed"].tolist() if options.stochastic_rounding else None,
+        )  # fmt: skip
+    else:
+        plan.begin(grads, steps)
+        _native(
+            op.Params(
+                _core.sizeof(op.Params), _core.sizeof(op.Row), plan.address(), len(steps),
+                options.lr, options.ema_decay, *options.betas, options.eps, options.weight_decay, options.grad_scale,
+                mode, bias_correction, _core.CONVENTIONS["formula"], options.maximize, torch.get_num_threads(),
+                options.stochastic_rounding,
+            )
+        )  # fmt: skip
+        plan.end()
+    count_steps(plan.states, steps)
+
+
+_native = _core.function("apply_fused_ema_adamw", op.Params)
+
+
+def _copy(param: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(param.shape, dtype=dtype, device=param.device).copy_(param.detach())
+
+
+@torch.no_grad()
+def _assign(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for tensor, value in pairs:
+        tensor.copy_(value)
+
+
+def _plain(model: Any) -> nn.Module:
+    """The model inside those that torch.compile and (Distributed)DataParallel make."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
