@@ -568,7 +568,7 @@ def test_fused_ema_adamw_swaps_weights(fused_ema_adamw: Any) -> None:
         optimizer.restore(optimizer.param_groups)
 
 
-def test_fused_ema_adamw_goes_on_from_a_checkpoint(fused_ema_adamw: Any) -> None:
+def test_fused_ema_adamw_goes_on_from_a_checkpoint_case_32(fused_ema_adamw: Any) -> None:
     def run(steps: int, resume: dict[str, Any] | None = None, weights: Tensor | None = None) -> tuple[Any, Any]:
         param = torch.nn.Parameter(torch.linspace(-1, 1, 9) if weights is None else weights.clone())
         optimizer = fused_ema_adamw([param], lr=0.1)
@@ -584,6 +584,31 @@ def test_fused_ema_adamw_goes_on_from_a_checkpoint(fused_ema_adamw: Any) -> None
     whole, mine = run(6)
     assert torch.equal(resumed, whole)
     assert torch.equal(theirs.state[resumed]["ema_params"], mine.state[whole]["ema_params"])
+
+
+def test_fused_ema_adamw_keeps_its_steps_by_group_case_21(fused_ema_adamw: Any) -> None:
+    """A parameter whose first gradient comes at step 10 is corrected as at step 10; a group counts once a step."""
+    early, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1).bfloat16())
+    optimizer = fused_ema_adamw([early, late], lr=1.0, weight_decay=0.0)
+    for step in range(1, 11):
+        early.grad = torch.ones(1)
+        late.grad = torch.ones(1).bfloat16() if step == 10 else None
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["step"], torch.tensor([10]))
+    torch.testing.assert_close(late.float().detach(), torch.tensor([-0.4844]), rtol=2**-8, atol=0)  # bfloat16
+    assert early.item() == pytest.approx(-10.0, rel=1e-4)
+
+
+def test_fused_ema_adamw_decay_case_29(fused_ema_adamw: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = fused_ema_adamw([param], lr=1.0, ema_decay=0.9999)
+    average = 0.0
+    for decay in (0.181818, 0.25, 0.307692, 0.357143):
+        param.grad = torch.ones(1)
+        optimizer.step()
+        average = decay * average + (1 - decay) * param.item()
+        assert optimizer.state[param]["ema_params"].item() == pytest.approx(average, rel=1e-5)
+    assert optimizer.ema_decay == optimizer.param_groups[0]["ema_decay"] == 0.9999
 
 
 def test_fused_ema_adamw_errors(fused_ema_adamw: Any) -> None:
@@ -621,14 +646,16 @@ def test_fused_ema_adamw_errors(fused_ema_adamw: Any) -> None:
 
 
 def sparse(ids: list[int], values: Tensor, rows: int = 3) -> Tensor:
-    return torch.sparse_coo_tensor([ids], values, (rows, values.shape[1]), check_invariants=False)
+    return torch.sparse_coo_tensor(
+        torch.tensor([ids], dtype=torch.int64), values, (rows, values.shape[1]), check_invariants=False
+    )
 
 
 class Slices:
     """What has `values` and `indices`, as tf.IndexedSlices does. Its ids may be negative."""
 
     def __init__(self, ids: list[int], values: Tensor) -> None:
-        self.indices, self.values = torch.tensor(ids), values
+        self.indices, self.values = torch.tensor(ids, dtype=torch.int32), values
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -650,6 +677,15 @@ def test_lazy_adam_steps_named_rows(create_hash_optimizer: Any, fused: bool) -> 
         if t == 1:
             torch.testing.assert_close(other[0], torch.full((4,), var), rtol=2**-23, atol=0)
     torch.testing.assert_close(table[2].detach(), torch.full((8,), var), rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_lazy_adam_without_ids_case_40(create_hash_optimizer: Any, fused: bool) -> None:
+    optimizer = create_hash_optimizer(use_fusion_optim=fused)
+    table = torch.ones(5, 8)
+    for gradient in (Slices([], torch.ones(0, 8)), Slices([-1, -1], torch.ones(2, 8)), sparse([], torch.ones(0, 8), 5)):
+        optimizer.apply_gradients([(gradient, table)])
+    assert torch.equal(table, torch.ones(5, 8)) and optimizer.steps == 3
 
 
 def test_lazy_adam_ways_differ_in_the_sign_of_v(create_hash_optimizer: Any) -> None:

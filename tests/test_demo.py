@@ -213,7 +213,7 @@ def test_first_lazy_step_by_hand() -> None:
     rate = 0.1 * LAZY_LR
     torch.testing.assert_close(table[1], torch.full((8,), -rate), rtol=1e-5, atol=0)
     assert table[0].abs().sum() == table[2].abs().sum() == 0
-    torch.testing.assert_close(lazy.m[1], torch.full((8,), 0.5 * (1 - BETAS[0])))
+    torch.testing.assert_close(lazy.state()[0][1], torch.full((8,), 0.5 * (1 - BETAS[0])))
 
 
 def test_state_of_the_8bit_training_is_small() -> None:

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import anyfuse
-
+from .. import optim
 from ..optim import AdamW8bit, EMAAdamW
 from .model import FLOAT, Arithmetic, Config, Model, loss
 
@@ -81,31 +80,24 @@ def ema_adamw(model: Model) -> EMAAdamW:
     return EMAAdamW(model.parameters(), ema_decay=EMA_DECAY, ema_warmup=False, **OPTIONS)
 
 
-class LazyAdam:
-    """`anyfuse.lazy_adam_`: Adam for an embedding with sparse gradients. Rows that no token named cost nothing."""
+class LazyAdam(Scheduled):
+    """`anyfuse.optim.LazyAdam` for an embedding with sparse gradients. Rows that no token named cost nothing."""
 
     def __init__(self, table: Tensor) -> None:
+        super().__init__(optim.LazyAdam([table], lr=PEAK_LR, betas=BETAS, eps=EPS))
         self.table = table
-        self.m, self.v = torch.zeros_like(table), torch.zeros_like(table)
         self.touched: list[int] = []
 
     def step(self, step: int, lr: float) -> None:
-        grad = self.table.grad
-        if grad is None:
+        if self.table.grad is None:
             raise ValueError("the table has no gradient: run backward before the step")
-        self.table.grad = None
-        ids = grad._indices()[0]
-        corrected = LAZY_LR * lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
-        anyfuse.lazy_adam_(grad._values(), ids, self.m, self.v, self.table.detach(), corrected, *BETAS, EPS)
-        self.touched.append(len(ids.unique()))
+        self.touched.append(len(self.table.grad._indices().unique()))
+        super().step(step, LAZY_LR * lr)
 
     @property
     def share_touched(self) -> float:
         """The mean share of the table's rows that a step named."""
         return sum(self.touched) / len(self.touched) / len(self.table)
-
-    def state(self) -> list[Tensor]:
-        return [self.m, self.v]
 
 
 class Together:

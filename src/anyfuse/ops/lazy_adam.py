@@ -74,6 +74,8 @@ PADDING_OF_EXCERPT = -1
 STATE = (torch.float32,)
 SMALLEST_EPSILON = d.f32(1e-8)
 
+_MASK = torch.empty(0, dtype=torch.bool)  # stands for all rows where products are asked
+
 PROFILES = Profiles(
     "lazy_adam",
     {
@@ -84,7 +86,6 @@ PROFILES = Profiles(
                 "bias_correction": ("none",),
                 "weight_decay": (0.0,),
                 "maximize": (False,),
-                "refuse_negative": (False,),
             },
             absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
         )
@@ -301,9 +302,10 @@ def check(
     d.check_scalar("found_inf", found_inf)
     if restricted():
         PROFILES.check(
-            gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var], row_step=row_step,
-            grad_scale=grad_scale, found_inf=found_inf, bias_correction=o.bias_correction,
-            weight_decay=o.weight_decay, maximize=o.maximize, stochastic_rounding=o.stochastic_rounding,
+            gradient=gradient, indices=[_MASK if ids is None else ids for ids in indices], var=var,
+            dim=[table.shape[1] for table in var], row_step=row_step, grad_scale=grad_scale, found_inf=found_inf,
+            bias_correction=o.bias_correction, weight_decay=o.weight_decay, maximize=o.maximize,
+            stochastic_rounding=o.stochastic_rounding,
         )  # fmt: skip
 
 
