@@ -56,6 +56,9 @@ def adam8(dtype: torch.dtype = F32, shape: tuple[int, ...] = (2, 8), blocks: int
     return {**floats, **codes, **maps, **scales, "step": 1, "lr": 0.1, **changes}
 
 
+FP32_MOMENTS = {"m": torch.ones(2, 8), "v": torch.ones(2, 8), "absmax_m": torch.ones(0), "absmax_v": torch.ones(0)}
+
+
 def matmul(dtype: torch.dtype = F16, n: int = 16, k: int = 32, **changes: Any) -> dict[str, Any]:
     weight = torch.ones(n, k, dtype=torch.int8)
     return {"x": torch.ones(2, k, dtype=dtype), "weight": weight, "weight_scale": torch.ones(n), **changes}
@@ -89,8 +92,18 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (EMA, A3, "maximize", ema(maximize=True), ValueError, "maximize"),
     (EMA, A2, "grad_scale", ema(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (EMA, A2, "found_inf", ema(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (EMA, A2, "stochastic rounding", ema(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (EMA, A2, "a group", {k: [v] if isinstance(v, torch.Tensor) else v for k, v in ema().items()}, None, ""),
     *((LAZY, p, "fp32", lazy(), None, "") for p in (A2, A3, A5, ANY)),
+    (LAZY, A2, "a mask", lazy(gradient=torch.ones(4, 8), indices=torch.ones(4) > 0), TypeError, "indices has"),
+    (LAZY, A2, "all rows", lazy(gradient=torch.ones(4, 8), indices=None), TypeError, "indices has"),
+    (LAZY, A2, "corrected", lazy(bias_correction="global", step=1), ValueError, "bias_correction is"),
+    (LAZY, A3, "by row", lazy(bias_correction="row", row_step=torch.zeros(4).int()), ValueError, "row_step is"),
+    (LAZY, A2, "weight_decay", lazy(weight_decay=0.1), ValueError, "weight_decay is"),
+    (LAZY, A5, "maximize", lazy(maximize=True), ValueError, "maximize is"),
+    (LAZY, A2, "grad_scale", lazy(grad_scale=torch.ones(1)), ValueError, "grad_scale is"),
+    (LAZY, A2, "found_inf", lazy(found_inf=torch.zeros(1)), ValueError, "found_inf is"),
+    (LAZY, A2, "stochastic rounding", lazy(step=1, stochastic_rounding=1), ValueError, "stochastic_rounding is"),
     *((LAZY, p, "the operator", lazy(), ValueError, LAZY) for p in (P310, X90, K9030)),
     (LAZY, A2, "dim 16", lazy(16), None, ""),
     (LAZY, A2, "dim 12", lazy(12), ValueError, "dim"),
@@ -149,6 +162,10 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (ADAM8, A3, "maximize", adam8(maximize=True), ValueError, "maximize"),
     (ADAM8, A2, "grad_scale", adam8(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (ADAM8, A2, "found_inf", adam8(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (ADAM8, A2, "fp32 moments", adam8(**FP32_MOMENTS), TypeError, "m has"),
+    (ADAM8, ANY, "fp32 moments", adam8(**FP32_MOMENTS), None, ""),
+    (ADAM8, A5, "an EMA", adam8(s=torch.ones(2, 8)), ValueError, "s is"),
+    (ADAM8, A3, "stochastic rounding", adam8(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (ADAM8, A2, "device convention", adam8(convention="device"), None, ""),
     *((MATMUL, p, "fp16", matmul(), None, "") for p in (P310, ANY)),
     *((MATMUL, p, "the operator", matmul(), ValueError, MATMUL) for p in (A2, A3, A5, X90, K9030)),
