@@ -27,7 +27,7 @@ NORM, MATMUL = "add_rms_norm_dynamic_quant", "quant_matmul_dequant"
 
 def compiled(function: Callable[..., Any], accept: tuple[str, ...] = (), dynamic: bool | None = None) -> Any:
     """The function after the pass alone."""
-    run = _hooks.make_pass(frozenset(accept))
+    run = _hooks.make_pass(frozenset(accept), matmul=True)
 
     def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
         run(module.graph)
@@ -503,7 +503,7 @@ def test_a_decoder_block_in_plain_pytorch_is_fused_by_inductor() -> None:
     expected = block(*given)
     torch._dynamo.reset()
     fusion.report(reset=True)
-    with fusion.enabled():
+    with fusion.enabled(matmul=True):
         fused = torch.compile(block, fullgraph=True)
     near(expected, fused(*given))
     report = fusion.report()
@@ -524,6 +524,19 @@ def test_an_unknown_torch_is_not_fused_and_the_report_says_so(monkeypatch: pytes
     with fusion.enabled():
         assert torch.compile is before
     assert "is not known to the pass" in fusion.report().misses[0].reason
+
+
+def test_matmuls_stay_with_inductor_unless_asked_for() -> None:
+    graph = torch.fx.Graph()
+    fusion.report(reset=True)
+    q, w = (graph.placeholder(name) for name in "qw")
+    product = graph.call_function(torch.ops.aten._int_mm.default, (q, w))
+    product.meta["val"] = torch.zeros(2, 2, dtype=torch.int32)
+    q.meta["val"] = w.meta["val"] = torch.zeros(2, 2, dtype=torch.int8)
+    graph.output((product, product))
+    for matmul, misses in ((False, 0), (True, 1)):
+        _hooks.make_pass(frozenset(), matmul)(graph)
+        assert len(fusion.report().misses) == misses
 
 
 def test_with_a_product_profile_nothing_is_fused() -> None:

@@ -9,7 +9,8 @@ What is replaced:
 
 - [residual add,] RMSNorm [, bias] [, smooth scale] and symmetric int8 quantization of each row: one call of
   `add_rms_norm_dynamic_quant` for one or two quantizations of a norm, two for three or four, ...
-- an int8 matmul whose sums are multiplied with scales of rows and of columns: `quant_matmul_dequant`.
+- an int8 matmul whose sums are multiplied with scales of rows and of columns: `quant_matmul_dequant`
+  (with `matmul=True`).
 
 `docs/fusion.md` lists the written forms. A replacement computes the written formula; the order of a sum, and whether a
 factor is divided by or its reciprocal multiplied with, may differ, as they may between two compilers: the last bits of

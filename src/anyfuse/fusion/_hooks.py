@@ -39,7 +39,7 @@ def unusable() -> str | None:
 
 
 @contextlib.contextmanager
-def enabled(*, accept: Collection[str] = ()) -> Iterator[None]:
+def enabled(*, accept: Collection[str] = (), matmul: bool = False) -> Iterator[None]:
     """While active, `torch.compile` with inductor replaces what it finds of the operators' arithmetic.
 
     Functions that are wrapped by `torch.compile` inside keep the pass, whenever they are compiled. Functions that are
@@ -48,6 +48,9 @@ def enabled(*, accept: Collection[str] = ()) -> Iterator[None]:
 
     Args:
         accept: names of `DIFFERENCES` that a replacement may have from the code as written: "rounding", "clamp".
+
+        matmul: replace int8 matmuls, too. Off, because inductor's own int8 matmul is faster on CPUs with VNNI than
+            `quant_matmul_dequant` with the unpacked weights that plain code has.
 
     Raises:
         ValueError: an unknown name in accept.
@@ -62,7 +65,7 @@ def enabled(*, accept: Collection[str] = ()) -> Iterator[None]:
         return
     from torch._inductor import config
 
-    run = make_pass(frozenset(accept), config.joint_custom_pre_pass)
+    run = make_pass(frozenset(accept), matmul, config.joint_custom_pre_pass)
     original = torch.compile
     with config.patch(joint_custom_pre_pass=run):
         torch.compile = _with_pass(original, run)
@@ -72,7 +75,7 @@ def enabled(*, accept: Collection[str] = ()) -> Iterator[None]:
             torch.compile = original
 
 
-def make_pass(accept: frozenset[str], before: Any = None) -> Any:
+def make_pass(accept: frozenset[str], matmul: bool, before: Any = None) -> Any:
     """The pass as inductor takes it, run after those that the user has set already."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -84,7 +87,7 @@ def make_pass(accept: frozenset[str], before: Any = None) -> Any:
         def __call__(self, graph: torch.fx.Graph) -> None:
             for other in first:
                 other(graph)
-            fuse(graph, accept)
+            fuse(graph, accept, matmul)
 
         def uuid(self) -> None:
             return None

@@ -10,7 +10,7 @@ from . import _matmul, _norm_quant, _report
 from ._graph import Refused, aten, convert, dtype_of, is_call, is_tensor, line_of, value_of
 
 
-def fuse(graph: Graph, accept: frozenset[str]) -> None:
+def fuse(graph: Graph, accept: frozenset[str], matmul: bool) -> None:
     """Replaces the operators' arithmetic in a graph of ATen operators, and reports."""
     _report.current.graphs += 1
     if restricted():
@@ -19,9 +19,8 @@ def fuse(graph: Graph, accept: frozenset[str]) -> None:
         return
     order = {node: i for i, node in enumerate(graph.nodes)}
     _fuse_norms(graph, accept, order)
-    for node in list(graph.nodes):
-        if is_call(node, aten._int_mm.default, aten.mm.default) and _on_cpu(node) and dtype_of(node) == torch.int32:
-            _fuse_matmul(graph, node)
+    if matmul:
+        _fuse_matmuls(graph)
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -68,6 +67,12 @@ def _match_norm(node: Node, accept: frozenset[str]) -> tuple[_norm_quant.Quantiz
         if name not in accept:
             raise Refused(text)
     return quantization, norm
+
+
+def _fuse_matmuls(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        if is_call(node, aten._int_mm.default, aten.mm.default) and _on_cpu(node) and dtype_of(node) == torch.int32:
+            _fuse_matmul(graph, node)
 
 
 def _fuse_matmul(graph: Graph, node: Node) -> None:
