@@ -60,7 +60,8 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _ema() -> Iterator[Variant]:
     def launch(dtypes: tuple[torch.dtype, ...], mode: int, convention: str, found_inf: Tensor | None) -> Launch:
-        lists: list[Any] = [[_ones(4096, dtype=dtype), _ones(100, dtype=dtype)] for dtype in dtypes]
+        sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
+        lists: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
         numbers: list[Any] = [0.1, 0.999, 0.9, 0.999, 1e-8, mode, True, 0.01, convention]
         step = [torch.tensor([1])]
         arguments = [*lists, step, *numbers, None, found_inf, False]
@@ -84,12 +85,13 @@ def _norm() -> Iterator[Variant]:
     yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), True)
     yield Variant(name, "fp16, 1000 columns, int4, device", launch(1000, torch.float16, "int4", False, "device"))
     yield Variant(name, "fp32, 16384 columns, hifloat8", launch(16384, torch.float32, "hifloat8", False))
+    yield Variant(name, "fp32, one element, device", launch(1, torch.float32, "float8_e5m2", False, "device"))
     yield Variant(name, "bf16, 40000 columns, float8", launch(40000, torch.bfloat16, "float8_e4m3fn", False))
 
 
 def _adam8() -> Iterator[Variant]:
     def launch(dtypes: tuple[torch.dtype, ...], block_size: int, convention: str, *options: bool) -> Launch:
-        sizes = (4096, 100)
+        sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
         floats: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
         codes: list[Any] = [[_ones(size, dtype=torch.uint8) for size in sizes] for _ in range(2)]
         maps: list[Any] = [_ones(256) for _ in range(2)]
@@ -123,13 +125,15 @@ def _lazy() -> Iterator[Variant]:
     yield Variant("lazy_adam", "fp32, 64 columns, unique", unique)
     _, summed, _ = launches(50, (torch.bfloat16, torch.float16), torch.int64)
     yield Variant("lazy_adam", "bf16 on fp16, 50 columns", summed)
+    _, summed, _ = launches(1, (torch.float16, torch.bfloat16), torch.int64)
+    yield Variant("lazy_adam", "fp16 on bf16, one column", summed)
 
 
 def _matmul() -> Iterator[Variant]:
     def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
-        q, weight, scales = (_ones(*shape, dtype=torch.int8) for shape in ((m, k), (n, k), (n, 4)))
-        scales, out = scales.view(torch.float32).view(n), _ones(m, n, dtype=torch.bfloat16)
-        return Product(q, _ones(m), weight, LAYOUTS[layout], scales, bias, out, m, n, k)
+        q, weight = (_ones(*shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+        out = _ones(m, n, dtype=torch.bfloat16)
+        return Product(q, _ones(m), weight, LAYOUTS[layout], _ones(n), bias, out, m, n, k)
 
     name = "quant_matmul_dequant"
     x, q, smooth = _ones(8, 4096, dtype=torch.bfloat16), _ones(8, 4096, dtype=torch.int8), _ones(4096)
@@ -146,6 +150,7 @@ def _matmul() -> Iterator[Variant]:
     sums = torch.ones(1, 1024, dtype=torch.int32)
     yield Variant(name, "one row, k split", product(1, 1024, 4096, "nk", None).split(sums)[0], True)
     yield Variant(name, "one row, packed", product(1, 1024, 4096, "packed", None).split(sums)[0])
+    yield Variant(name, "one of one, (k, n)", product(1, 1, 1, "kn", None).split(sums)[0])
     yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", None).scale(sums))
 
 

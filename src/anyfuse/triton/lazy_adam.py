@@ -47,7 +47,7 @@ class _Watch:
         """Sends the flag to the host."""
         self.seen.copy_(self.flag, non_blocking=True)
         if self.copied is not None:
-            self.copied.record()
+            self.copied.record(torch.cuda.current_stream(self.flag.device))
 
     def raise_if_seen(self) -> None:
         if (self.copied is None or self.copied.query()) and bool(self.seen):
