@@ -5,6 +5,8 @@ is refused is refused there. Then each group's plan runs: one native call for al
 
 Every parameter counts its own steps (`state["step"]`, an int): one that gets its first gradient late starts at 1. The
 state of a parameter is made at its first step. It is saved and loaded as it is: loading never changes a dtype.
+
+Of a parameter that is sharded over ranks (a DTensor) a step sees this rank's part alone (`_sharding`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from .. import _core
 from ..ops import _dispatch as d
+from . import _sharding as sharding
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -37,14 +40,19 @@ class FusedOptimizer(torch.optim.Optimizer):
     - `_prepare(number, group, params, grads, grad_scale)`: makes the parameters' state where there is none, refuses
       what the operator would refuse, and returns the function that does the step,
     - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in the form that `_prepare` takes,
-    - `_check_gradients(params, grads)`, where more than dense gradients are accepted.
+    - `_saved_state(group, param, state)`, where a state is saved in another form than it has,
+    - `_with_gradients(group)` and `_check_gradients(params, grads)`, where more than dense gradients are accepted.
     """
+
+    #: How `state_dict` gives 8-bit moments: None, "rows" or "float32"; see docs/distributed.md. It belongs to the
+    #: optimizer, not to its state: a loaded state does not set it.
+    checkpoint_form: str | None = None
 
     # torch.amp.GradScaler leaves unscaling and skipping to `step` by the attributes grad_scale and found_inf.
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Any] = {}
         self._seen: list[State] = []
         super().__init__(params, defaults)
 
@@ -68,7 +76,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_group(group)
             for param in group["params"]:
                 if param.requires_grad:
-                    _check_param(param)
+                    check_param(param)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -104,10 +112,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and float(found_inf) != 0.0:
             return loss
         grad_scale = 1.0 if scale is None else float(scale)
-        work = []
+        work: list[tuple[int, Group, list[Tensor], list[Any]]] = []
         for number, group in enumerate(self.param_groups):
-            pairs = [(param, grad) for param in group["params"] if (grad := param.grad) is not None]
-            params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
+            params, grads = self._with_gradients(group)
             self._check_gradients(params, grads)
             work.append((number, group, params, grads))
         self._forget_replaced_states()
@@ -115,16 +122,21 @@ class FusedOptimizer(torch.optim.Optimizer):
             run()
         return loss
 
-    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
+        """The parameters to step, and what each is stepped by."""
+        params = [param for param in group["params"] if param.grad is not None]
+        return params, sharding.local_gradients(params, [param.grad for param in params])
+
+    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         check_dense(grads)
 
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
         raise NotImplementedError
 
-    def _plan(self, key: Any, params: Sequence[Tensor], grads: Sequence[Tensor], make: Callable[[], Plan]) -> Plan:
-        """The cached plan of that key while it holds, otherwise a new one."""
+    def _plan(self, key: Any, params: Sequence[Tensor], others: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """The cached plan of that key while it holds for the parameters and what goes with them, else a new one."""
         plan = self._plans.get(key)
-        if plan is None or not plan.holds(params, grads):
+        if plan is None or not plan.holds(params, others):
             plan = self._plans[key] = make()
             self._seen = list(self.state.values())
         return plan
@@ -136,7 +148,26 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plans.clear()
             self._seen = now
 
-    # ---- loading ----
+    # ---- saving and loading ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch.optim.Optimizer.state_dict gives it; that of sharded parameters as DTensors."""
+        after = self.register_state_dict_post_hook(lambda _, packed: self._saved(packed), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            after.remove()
+
+    def _saved(self, packed: dict[str, Any]) -> dict[str, Any]:
+        pairs = [(group, param) for group in self.param_groups for param in group["params"]]
+        states = {
+            key: self._saved_state(*pairs[key], state) if isinstance(key, int) else state
+            for key, state in packed["state"].items()
+        }
+        return {**packed, "state": states}
+
+    def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
+        return sharding.wrap_state(param, state) if sharding.is_sharded(param) else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state as it was saved: codes, scales and moments keep their dtypes, whatever the parameters have.
@@ -170,7 +201,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_group(saved)
             for key, param in zip(saved["params"], group["params"], strict=True):
                 if key in states:
-                    states[key] = _Kept(self._adapt_state(saved, param, states[key]))
+                    mine = sharding.unwrap_state(param, states[key])
+                    states[key] = _Kept(self._adapt_state(saved, param, mine))
             saved_groups.append(saved)
         return {**state_dict, "param_groups": saved_groups, "state": states}
 
@@ -228,7 +260,7 @@ class Plan:
         fields: Mapping[str, str],
         dtypes: Mapping[str, str],
     ) -> None:
-        self.params, self.states = list(params), list(states)
+        self.params, self.states = sharding.locals_of(params), list(states)
         self._tensors_of = [_getter([key for key in fields.values() if key in state]) for state in states]
         self._tensors = self._state_tensors()
         _check_rows(self.params, grads, self._tensors)
@@ -249,6 +281,7 @@ class Plan:
             self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
 
     def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+        params = sharding.locals_of(params)
         return (
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
@@ -326,10 +359,10 @@ def first_seed() -> int:
 
 
 def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
-    """A seed for each parameter, by its place in its group and the group's among the groups."""
+    """A seed for each parameter, by its place in its group, the group's among the groups, and this rank's part."""
     place = {id(param): i for i, param in enumerate(group["params"])}
     first = group["rounding_seed"] + 0x01000193 * number
-    return [(first + place[id(param)]) & 0xFFFFFFFF for param in params]
+    return [(first + place[id(p)] + 0x9E3779B1 * sharding.first_element(p)) & 0xFFFFFFFF for p in params]
 
 
 # ---- checks ----
@@ -337,7 +370,7 @@ def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
 
 def _check_rows(params: Sequence[Tensor], grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
-        _check_param(param)
+        check_param(param)
         d.require_tensor("a gradient", grad, d.FLOATS)
         d.require_shape("a gradient", grad, param.shape, "its parameter")
         if grad.device != _CPU:
@@ -347,7 +380,7 @@ def _check_rows(params: Sequence[Tensor], grads: Sequence[Tensor], tensors: Sequ
             raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
 
 
-def _check_param(param: Tensor) -> None:
+def check_param(param: Tensor) -> None:
     d.require_tensor("a parameter", param, d.FLOATS)
     if param.device != _CPU:
         raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU")
