@@ -56,6 +56,9 @@ def adam8(dtype: torch.dtype = F32, shape: tuple[int, ...] = (2, 8), blocks: int
     return {**floats, **codes, **maps, **scales, "step": 1, "lr": 0.1, **changes}
 
 
+FP32_MOMENTS = {"m": torch.ones(2, 8), "v": torch.ones(2, 8), "absmax_m": torch.ones(0), "absmax_v": torch.ones(0)}
+
+
 def matmul(dtype: torch.dtype = F16, n: int = 16, k: int = 32, **changes: Any) -> dict[str, Any]:
     weight = torch.ones(n, k, dtype=torch.int8)
     return {"x": torch.ones(2, k, dtype=dtype), "weight": weight, "weight_scale": torch.ones(n), **changes}
@@ -89,6 +92,7 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (EMA, A3, "maximize", ema(maximize=True), ValueError, "maximize"),
     (EMA, A2, "grad_scale", ema(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (EMA, A2, "found_inf", ema(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (EMA, A2, "stochastic rounding", ema(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (EMA, A2, "a group", {k: [v] if isinstance(v, torch.Tensor) else v for k, v in ema().items()}, None, ""),
     *((LAZY, p, "fp32", lazy(), None, "") for p in (A2, A3, A5, ANY)),
     *((LAZY, p, "the operator", lazy(), ValueError, LAZY) for p in (P310, X90, K9030)),
@@ -149,6 +153,10 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (ADAM8, A3, "maximize", adam8(maximize=True), ValueError, "maximize"),
     (ADAM8, A2, "grad_scale", adam8(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (ADAM8, A2, "found_inf", adam8(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (ADAM8, A2, "fp32 moments", adam8(**FP32_MOMENTS), TypeError, "m has"),
+    (ADAM8, ANY, "fp32 moments", adam8(**FP32_MOMENTS), None, ""),
+    (ADAM8, A5, "an EMA", adam8(s=torch.ones(2, 8)), ValueError, "s is"),
+    (ADAM8, A3, "stochastic rounding", adam8(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (ADAM8, A2, "device convention", adam8(convention="device"), None, ""),
     *((MATMUL, p, "fp16", matmul(), None, "") for p in (P310, ANY)),
     *((MATMUL, p, "the operator", matmul(), ValueError, MATMUL) for p in (A2, A3, A5, X90, K9030)),
