@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 from anyfuse._sampling import same_bits
+from anyfuse._settings import backend
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam, rows_held
 
 NAMES = ("AdamW8bit", "EMAAdamW", "EMAAdamW 8-bit", "LazyAdam", "LazyAdam by row, stochastic")
@@ -155,6 +156,22 @@ def fsdp2_steps(mesh: DeviceMesh, folder: Path) -> None:
                     assert_bits(full(saved[i][key]).view(-1), expected.state(key)[i], (name, dtype, i, key))
             coded = optimizer.state[next(model.parameters())]["exp_avg"].dtype == torch.uint8
             assert coded == (name in CODED), "the choice of 8 bits goes by the whole parameter"
+
+
+def cut_blocks_of_the_reference(mesh: DeviceMesh, folder: Path) -> None:
+    """The reference cuts blocks at the same borders as the native call."""
+    for name in CODED:
+        models = [sharded(mesh), sharded(mesh)]
+        optimizers = [make(name, model.parameters()) for model in models]
+        for step in range(2):
+            for choice, model, optimizer in zip(("native", "reference"), models, optimizers, strict=True):
+                give_gradients(whole := [torch.empty(p.shape) for p in model.parameters()], step)
+                for param, own in zip(whole, model.parameters(), strict=True):
+                    own.grad = distribute_tensor(param.grad, mesh, own.placements, src_data_rank=None)
+                with backend(choice):
+                    step_without_communication(optimizer)
+        for native, reference in zip(*(model.parameters() for model in models), strict=True):
+            assert_bits(native, reference, name)
 
 
 def fsdp2_training(mesh: DeviceMesh, folder: Path) -> None:
@@ -420,7 +437,7 @@ def killed_while_saving(mesh: DeviceMesh, folder: Path) -> None:
 
 
 COMMON: list[Callable[[DeviceMesh, Path], None]] = [
-    counting_counts, fsdp2_steps, fsdp2_training, ddp_steps, ema_exports, refusals, lazy_rows, routed_ids
+    counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals, lazy_rows, routed_ids
 ]  # fmt: skip
 LISTS = {2: [*COMMON, save, killed_while_saving], 3: [*COMMON, load]}
 

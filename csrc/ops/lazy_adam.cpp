@@ -166,21 +166,21 @@ ANYFUSE_INLINE RowStep begin_row(Entries<Id> &entries, int64_t id) {
 
 ANYFUSE_INLINE int64_t lanes_of(int64_t n) { return n < kWidth ? n : kWidth; }
 
-// A step that a row was not named in: weight = weight * decay + m * minus_lr / (root * root_decay + epsilon).
+// A step that a row was not named in, by which its weights move m * minus_lr / (root * root_decay + epsilon).
 struct Move {
   float minus_lr, root_decay, epsilon;
 };
 
-// Moves n weights by `count` steps whose gradient is zero.
-ANYFUSE_INLINE void move(const Move *moves, int64_t count, float decay, const float *m_row, const float *v_row,
-                         int64_t n, float *weights) {
+// Adds up the moves of n weights; those that came before decay.
+ANYFUSE_INLINE void add_moves(const Move *moves, int64_t count, float decay, const float *m_row, const float *v_row,
+                              int64_t n, float *sum) {
   for (int64_t i = 0; i < n; i += kWidth) {
     const vf m = read_lanes<ANYFUSE_FLOAT32>(m_row, i, lanes_of(n - i));
     const vf root = sqrt(abs(read_lanes<ANYFUSE_FLOAT32>(v_row, i, lanes_of(n - i))));
-    vf weight = load(weights + i);
+    vf total = load(sum + i);
     for (int64_t k = 0; k < count; ++k)
-      weight = weight * decay + (m * moves[k].minus_lr) / (root * moves[k].root_decay + moves[k].epsilon);
-    store(weights + i, weight);
+      total = total * decay + (m * moves[k].minus_lr) / (root * moves[k].root_decay + moves[k].epsilon);
+    store(sum + i, total);
   }
 }
 
@@ -189,10 +189,10 @@ ANYFUSE_INLINE void move(const Move *moves, int64_t count, float decay, const fl
 template <anyfuse_dtype var_dtype>
 ANYFUSE_INLINE void catch_up(const Table &t, const RowStep &r, int64_t at, int64_t n, float *weights) {
   float *m = static_cast<float *>(t.row.m) + at, *v = static_cast<float *>(t.row.v) + at;
-  for (int64_t i = 0; i < n; i += kWidth) store(weights + i, read_lanes<var_dtype>(t.row.var, at + i, lanes_of(n - i)));
   const int64_t wanted = r.skipped < t.moves ? r.skipped : t.moves, moves = r.last > 0 ? wanted : 0;
   const double root_beta2 = __builtin_sqrt(t.exact.beta2);
   double power1 = power(t.exact.beta1, r.last), power2 = power(t.exact.beta2, r.last), decay1 = 1.0, root_decay = 1.0;
+  for (int64_t i = 0; i < n; i += kWidth) store(weights + i, set(0.0f));
   for (int64_t done = 0; done < moves; done += kMoves) {
     Move some[kMoves];
     const int64_t count = moves - done < kMoves ? moves - done : kMoves;
@@ -205,14 +205,15 @@ ANYFUSE_INLINE void catch_up(const Table &t, const RowStep &r, int64_t at, int64
       some[k] = {-static_cast<float>(step.lr * decay1), static_cast<float>(root_decay),
                  static_cast<float>(step.epsilon)};
     }
-    move(some, count, t.decay, m, v, n, weights);
+    add_moves(some, count, t.decay, m, v, n, weights);
   }
-  const float decay = static_cast<float>(power(t.exact.decay, r.skipped - moves));
+  const float var_decay = static_cast<float>(power(t.exact.decay, r.skipped));
+  const float sum_decay = static_cast<float>(power(t.exact.decay, r.skipped - moves));
   const float m_decay = static_cast<float>(power(t.exact.beta1, r.skipped));
   const float v_decay = static_cast<float>(power(t.exact.beta2, r.skipped));
   for (int64_t i = 0; i < n; i += kWidth) {
     const int64_t lanes = lanes_of(n - i);
-    store(weights + i, load(weights + i) * decay);
+    store(weights + i, read_lanes<var_dtype>(t.row.var, at + i, lanes) * var_decay + load(weights + i) * sum_decay);
     write_lanes<ANYFUSE_FLOAT32>(m, i, lanes, read_lanes<ANYFUSE_FLOAT32>(m, i, lanes) * m_decay);
     write_lanes<ANYFUSE_FLOAT32>(v, i, lanes, read_lanes<ANYFUSE_FLOAT32>(v, i, lanes) * v_decay);
   }
@@ -303,7 +304,8 @@ ANYFUSE_INLINE void step_row(Entries<Id> &entries, int64_t begin, int64_t end) {
 
 // The elements [begin, end) of a table of which all rows are stepped alike.
 template <anyfuse_dtype var_dtype>
-ANYFUSE_INLINE void step_elements(const Table &t, int64_t begin, int64_t end) {
+ANYFUSE_INLINE void step_elements(const Table &table, int64_t begin, int64_t end) {
+  const Table t = table;  // a copy of this function's own needs no second load after a store
   if (t.row.gradient_dtype == ANYFUSE_FLOAT32)
     return step<var_dtype>(t, t.step, static_cast<const float *>(t.row.gradient) + begin, begin, end - begin);
   alignas(64) float gradient[kColumns];

@@ -4,12 +4,12 @@ On an NPU: python mindspeed_training.py. Without one: anyfuse run mindspeed_trai
 """
 
 import torch
-import torch_npu  # noqa: F401
+import torch_npu
 from mindspeed.core.optimizer.fused_ema_adamw import FusedEmaAdamW
 
 torch.manual_seed(0)
 device = torch.device("npu:0")
-torch.npu.set_device(device)
+torch_npu.npu.set_device(device)
 
 inputs = torch.randn(512, 16)
 targets = torch.tanh(inputs @ torch.randn(16, 1) / 4)

@@ -43,7 +43,6 @@ def translated(device: Any) -> Any:
 
 
 _PARSE = torch._C._nn._parse_to
-_MOVES = frozenset({Tensor.to, Tensor.cpu, _PARSE})
 
 
 class _StandIn(TorchFunctionMode):
@@ -51,7 +50,7 @@ class _StandIn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _MOVES:
+        if func is Tensor.to or func is Tensor.cpu or func is _PARSE:  # one by one, as torch.compile can trace that
             return _move(func, args, kwargs)
         if is_npu(kwargs.get("device")):
             kwargs = {**kwargs, "device": stand_in()}
@@ -109,7 +108,7 @@ def install(device: torch.device) -> None:
     global _stand_in, _mode
     from . import npu
 
-    torch.utils.rename_privateuse1_backend("npu")  # makes torch.device("npu") a device; torch allows it again and again
+    _name_device()
     _stand_in = device
     set_default_device, enter_autocast = torch.set_default_device, torch.amp.autocast_mode.autocast.__init__
 
@@ -135,6 +134,24 @@ def uninstall() -> None:
     while _undo:
         _undo.pop()()
     _stand_in = _mode = None
+
+
+def _name_device() -> None:
+    """Makes torch.device("npu") a device. torch keeps the name for good, and takes it for the sign of an accelerator,
+    to which `torch.compile`, DataLoader and torch.distributed would then turn: they must be told that there is none."""
+    if torch._C._get_privateuse1_backend_name() == "npu":
+        return
+    accelerator, core = torch.accelerator.current_accelerator(), torch._C._get_accelerator()
+    torch.utils.rename_privateuse1_backend("npu")
+
+    def current_accelerator(check_available: bool = False) -> torch.device | None:
+        usable = accelerator is not None and (
+            not check_available or torch.get_device_module(accelerator).is_available()
+        )
+        return accelerator if usable else None
+
+    torch.accelerator.current_accelerator = current_accelerator
+    torch._C._get_accelerator = lambda check=False: core
 
 
 def _patch(owner: Any, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ class Adapter:
 
     Attributes:
         layers: the list of decoder layers, from the model.
-        input_norm, attention, post_norm, mlp: parts of a layer.
+        input_norm, attention, post_norm, mlp: parts of a layer, its own attributes.
         qkv, out: linears of the attention: those that read the norm's output, and the last one.
         gate_up, down: linears of the MLP, likewise.
         epsilon: attribute of a norm.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import AddRMSNormQuant, QuantLinear, QuantLinearPart
 from .adapter import Adapter, adapter_of
-from .calibration import column_absmax, smooth_scale
+from .calibration import ALPHAS, Activation, best_linear, observe, random_tokens
 from .decoder import AddNorm, QuantDecoderLayer
 
 
@@ -50,8 +50,8 @@ class Recipe:
 def quantize_(
     model: nn.Module,
     *,
-    calibration: Iterable[Any] | None = None,
-    smooth_alpha: float = 0.5,
+    calibration: Iterable[Any] | str | None = "random",
+    smooth_alpha: float | None = None,
     skip: Sequence[str] = ("lm_head",),
     adapter: Adapter | None = None,
 ) -> Report:
@@ -65,9 +65,13 @@ def quantize_(
     Args:
         model: `LlamaForCausalLM` (SmolLM2 is one), `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM`,
             `SmolLM3ForCausalLM` of transformers, or another with an `adapter`; float32, float16 or bfloat16.
-        calibration: batches of token ids (batch, length), or mappings of the model's arguments. With them, SmoothQuant
-            scales are computed, and folded into the norms' smooth scales (before out and down: the linear's own).
-        smooth_alpha: 0 leaves activations as they are, 1 moves all of their outliers into the weights.
+        calibration: batches of token ids (batch, length), or mappings of the model's arguments, to compute SmoothQuant
+            scales from; those before q, k, v and gate, up are folded into the norm's smooth scale. "random": 512 tokens
+            drawn by chance from `config.vocab_size`, which shows most columns that hold outliers, but fits less well
+            than text like what the model will read. None: no smooth scales.
+        smooth_alpha: how much of an activation's outliers moves into the weights: 0 none, 1 all. None: for each
+            activation the best of 0.3 … 0.8 by the error that its linears make on rows of the calibration; 0.5 with
+            "random", whose rows are too unlike a text's to choose by.
         skip: names of linears to keep: full ones, last parts, or patterns (`"*.mlp.*"`).
         adapter: where the parts are, for a model of another class.
 
@@ -88,25 +92,35 @@ def quantize_(
         raise TypeError("model is quantized already; accepted: a float model")
     if isinstance(skip, str):
         raise TypeError(f"skip is {skip!r}; accepted: a list of names")
-    if not 0 <= smooth_alpha <= 1:
-        raise ValueError(f"smooth_alpha is {smooth_alpha}; accepted: 0 to 1")
+    if smooth_alpha is not None and not 0 <= smooth_alpha <= 1:
+        raise ValueError(f"smooth_alpha is {smooth_alpha}; accepted: 0 to 1, or None")
     adapter = adapter_of(model) if adapter is None else adapter
     plan = make_plan(model, adapter, skip)
-    scales: dict[str, Tensor] = {}
-    if calibration is not None:
-        absmax = column_absmax(model, {group.name: group.linears[0] for group in plan.groups}, calibration)
-        scales = {
-            group.name: smooth_scale(absmax[group.name], group.linears, smooth_alpha)
-            for group in plan.groups
-            if group.name in absmax
-        }
+    seen = _observe(model, plan, calibration)
+    alphas = (smooth_alpha,) if smooth_alpha is not None else (0.5,) if calibration == "random" else ALPHAS
     made = {
-        group.name: QuantLinear.from_float(group.linears, smooth_scale=scales.get(group.name)) for group in plan.groups
+        group.name: best_linear(group.linears, seen[group.name], alphas)
+        if group.name in seen
+        else QuantLinear.from_float(group.linears)
+        for group in plan.groups
     }
-    report = apply(model, plan, lambda group: made[group.name], scales.get)
+    report = apply(model, plan, lambda group: made[group.name])
     # What `load_quantized` needs to make the same modules again.
     model._anyfuse_recipe = Recipe(type(model).__name__, adapter, tuple(skip))  # type: ignore[assignment]
     return report
+
+
+def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | str | None) -> dict[str, Activation]:
+    if calibration is None:
+        return {}
+    if isinstance(calibration, str):
+        size = getattr(getattr(model, "config", None), "vocab_size", None)
+        if calibration != "random" or size is None:
+            raise ValueError(
+                f"calibration is {calibration!r}; accepted: batches, None, or 'random' with config.vocab_size"
+            )
+        calibration = [random_tokens(size)]
+    return observe(model, {group.name: group.linears[0] for group in plan.groups}, calibration)
 
 
 # ---- what to replace ----
@@ -227,13 +241,8 @@ def _find(module: nn.Module, name: str) -> nn.Module | None:
 # ---- replacing ----
 
 
-def apply(
-    model: nn.Module,
-    plan: Plan,
-    make: Callable[[Group], QuantLinear],
-    norm_smooth: Callable[[str], Tensor | None],
-) -> Report:
-    """Carries out a plan. `make` gives a group's linear, `norm_smooth` what is folded into its norm, by its name."""
+def apply(model: nn.Module, plan: Plan, make: Callable[[Group], QuantLinear]) -> Report:
+    """Carries out a plan. `make` gives a group's linear, whose smooth scale is folded into the norm before it."""
     report = Report(kept=dict(plan.kept))
     smooth: dict[str, Tensor | None] = {}
     for group in plan.groups:
@@ -244,7 +253,7 @@ def apply(
         report.float_bytes += sum(p.nbytes for one in group.linears for p in one.parameters())
         report.bytes += linear.nbytes
         if group.norm is not None:
-            smooth[group.norm] = norm_smooth(group.name)
+            smooth[group.norm] = linear.smooth_scale
     layers = model.get_submodule(plan.adapter.layers)
     assert isinstance(layers, nn.ModuleList)
     for i in plan.layers:
@@ -267,7 +276,7 @@ def _put(group: Group, linear: QuantLinear) -> None:
 
 def _quantized_layer(plan: Plan, layer: nn.Module, i: int, smooth: dict[str, Tensor | None]) -> QuantDecoderLayer:
     adapter = plan.adapter
-    norms = []
+    norms: list[AddRMSNormQuant | AddNorm] = []
     for name in (adapter.input_norm, adapter.post_norm):
         norm, full = layer.get_submodule(name), f"{adapter.layers}.{i}.{name}"
         if full in smooth:
@@ -275,10 +284,9 @@ def _quantized_layer(plan: Plan, layer: nn.Module, i: int, smooth: dict[str, Ten
             norms.append(AddRMSNormQuant(weight, getattr(norm, adapter.epsilon), smooth_scale=smooth[full]))
         else:
             norms.append(AddNorm(norm))
-    result = QuantDecoderLayer(
-        norms[0], layer.get_submodule(adapter.attention), norms[1], layer.get_submodule(adapter.mlp),
-        hands_over=i + 1 in plan.layers,
-    )  # fmt: skip
+    names = (adapter.input_norm, adapter.attention, adapter.post_norm, adapter.mlp)
+    attention, mlp = layer.get_submodule(adapter.attention), layer.get_submodule(adapter.mlp)
+    result = QuantDecoderLayer(names, norms[0], attention, norms[1], mlp, hands_over=i + 1 in plan.layers)
     for name in ("attention_type", "layer_type"):  # what some models ask their layers for
         if hasattr(layer, name):
             setattr(result, name, getattr(layer, name))

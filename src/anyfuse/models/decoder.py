@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn import AddRMSNormQuant, QuantizedRows
+from ..nn import AddRMSNormQuant
 
 
 class Pending(NamedTuple):
@@ -36,6 +36,8 @@ class QuantDecoderLayer(nn.Module):
     model's own modules, with their linears replaced.
 
     Args:
+        names: of the four parts below, in this order; the layer keeps them as the model had them, so that the names in
+            its state stay.
         input_norm, post_norm: `AddRMSNormQuant`, or `AddNorm` of a float norm.
         attention, mlp: called as the model's layer calls them.
         hands_over: whether the next layer is one of this class.
@@ -43,6 +45,7 @@ class QuantDecoderLayer(nn.Module):
 
     def __init__(
         self,
+        names: tuple[str, str, str, str],
         input_norm: AddRMSNormQuant | AddNorm,
         attention: nn.Module,
         post_norm: AddRMSNormQuant | AddNorm,
@@ -50,16 +53,17 @@ class QuantDecoderLayer(nn.Module):
         hands_over: bool,
     ) -> None:
         super().__init__()
-        self.input_norm, self.attention, self.post_norm, self.mlp = input_norm, attention, post_norm, mlp
-        self.hands_over = hands_over
+        for name, part in zip(names, (input_norm, attention, post_norm, mlp), strict=True):
+            self.add_module(name, part)
+        self.names, self.hands_over = names, hands_over
 
     def forward(self, hidden_states: Tensor | Pending, **options: Any) -> Tensor | Pending:
-        rows: Tensor | QuantizedRows
+        input_norm, attention, post_norm, mlp = (getattr(self, name) for name in self.names)
         if isinstance(hidden_states, Pending):
-            residual, rows = self.input_norm(hidden_states.delta, hidden_states.residual)
+            residual, rows = input_norm(hidden_states.delta, hidden_states.residual)
         else:
-            residual, rows = self.input_norm(torch.zeros_like(hidden_states), hidden_states)
-        delta = self.attention(hidden_states=rows, **options)[0]
-        residual, rows = self.post_norm(delta, residual)
-        delta = self.mlp(rows)
+            residual, rows = input_norm(torch.zeros_like(hidden_states), hidden_states)
+        delta = attention(hidden_states=rows, **options)[0]
+        residual, rows = post_norm(delta, residual)
+        delta = mlp(rows)
         return Pending(delta, residual) if self.hands_over else residual + delta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -36,6 +37,9 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):  # of the file that the float weights came from
+        del config.quantization_config
     config.save_pretrained(folder)
     generation: Any = getattr(model, "generation_config", None)
     if generation is not None:
@@ -85,6 +89,7 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
         raise ValueError(f"{folder / FILE} is of a {recipe.kind}, which transformers {transformers.__version__} lacks")
     with init_empty_weights(include_buffers=False):
         model = kind(config)
+    model.tie_weights()  # parameters that became empty are no longer one
 
     def make(group: Group) -> QuantLinear:
         n, k = sum(one.out_features for one in group.linears), group.linears[0].in_features
@@ -93,11 +98,7 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
             n, k, bias=torch.float32 if biased else None, smooth=f"{group.name}.smooth_scale" in names
         )
 
-    def norm_smooth(group: str) -> Tensor | None:
-        smooth = f"{group}.smooth_scale" in names
-        return torch.ones(model.get_submodule(group).in_features) if smooth else None
-
-    apply(model, make_plan(model, recipe.adapter, recipe.skip), make, norm_smooth)
+    apply(model, make_plan(model, recipe.adapter, recipe.skip), make)
     model._anyfuse_recipe = recipe
     return model
 
@@ -105,7 +106,9 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
 def _recipe(text: str) -> Recipe:
     try:
         values = json.loads(text)
-        names = {key: tuple(value) if isinstance(value, list) else value for key, value in values["adapter"].items()}
+        names: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values["adapter"].items()
+        }
         return Recipe(str(values["kind"]), Adapter(**names), tuple(values["skip"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -128,7 +131,7 @@ def _check_names(expected: Any, found: Any) -> None:
     if missing or unknown:
         raise ValueError(
             f"{FILE} lacks {', '.join(missing[:3]) or 'nothing'} ({len(missing)}) and has "
-            f"{', '.join(unknown[:3]) or 'nothing'} ({len(unknown)}) too many; accepted: the tensors that the config asks"
+            f"{', '.join(unknown[:3]) or 'nothing'} ({len(unknown)}) too many; accepted: what the config asks"
         )
 
 

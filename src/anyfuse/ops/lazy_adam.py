@@ -24,13 +24,13 @@ What a training loop needs beyond that document, off unless asked for:
 - `decay_mode="catch_up"`: a row named at step t and last at step s (`row_step`, which is set to t; 0: never) first
   takes the t - 1 - s steps between as dense AdamW would, with a gradient of zero and the numbers of this call:
 
-      u = s+1 … t-1:   var = var·(1 - lr·weight_decay) + (m·a_u)/(sqrt(v)·b_u + e_u)
+      u = s+1 … t-1:   moved = moved·w + (m·a_u)/(sqrt(v)·b_u + e_u),   from 0 on,   w = 1 - lr·weight_decay
       a_u = -lr_u·beta1^(u-s),   b_u = sqrt(beta2)^(u-s),   lr_u and e_u corrected for step u
-      then             m = m·beta1^(t-1-s),   v = v·beta2^(t-1-s)
+      then             var = var·w^(t-1-s) + moved,   m = m·beta1^(t-1-s),   v = v·beta2^(t-1-s)
 
   Equal to dense AdamW but for rounding. A move is beta1/sqrt(beta2) of the one before; those below 2^-24 of the first
-  (159 with betas .9 and .999; 65 536 at most) are left out, and only the weights decay. A row that was never named has
-  no moves. It cannot be had together with "row", as a row has one count.
+  (159 with betas .9 and .999; 65 536 at most) are left out, and what was moved only decays. A row that was never named
+  has no moves. It cannot be had together with "row", as a row has one count.
 - `stochastic_rounding`: var of 16 bits is rounded by chance (`ops._rounding`).
 
 Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536) and at most 16 KiB more; none
@@ -304,6 +304,7 @@ def check(
             gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var], row_step=row_step,
             grad_scale=grad_scale, found_inf=found_inf, bias_correction=o.bias_correction,
             weight_decay=o.weight_decay, maximize=o.maximize, stochastic_rounding=o.stochastic_rounding,
+            refuse_negative=o.refuse_negative,
         )  # fmt: skip
 
 
@@ -430,13 +431,13 @@ def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _
     skipped = max(step - 1 - last, 0)
     moves = min(skipped, moves_that_count(o.beta1, o.beta2)) if last > 0 else 0
     power1, power2, decay1, root_decay = power(o.beta1, last), power(o.beta2, last), 1.0, 1.0
-    root, decay = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay)
+    root, decay, moved = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay), torch.zeros_like(var)
     for _ in range(moves):
         power1, power2, decay1 = power1 * o.beta1, power2 * o.beta2, decay1 * o.beta1
         root_decay *= np.sqrt(np.float64(o.beta2))
         lr, epsilon = exact.corrected(power1, power2)
-        var = var * decay + (m * -d.f32(lr * decay1)) / (root * d.f32(root_decay) + d.f32(epsilon))
-    var = var * d.f32(power(exact.decay, skipped - moves))
+        moved = moved * decay + (m * -d.f32(lr * decay1)) / (root * d.f32(root_decay) + d.f32(epsilon))
+    var = var * d.f32(power(exact.decay, skipped)) + moved * d.f32(power(exact.decay, skipped - moves))
     return m * d.f32(power(o.beta1, skipped)), v * d.f32(power(o.beta2, skipped)), var
 
 
