@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 import anyfuse
-from anyfuse import compat, npu
+from anyfuse import compat
 from anyfuse.compat import _device, _modules
 from anyfuse.run import execute
 
@@ -567,7 +568,7 @@ def test_fused_ema_adamw_swaps_weights(fused_ema_adamw: Any) -> None:
         optimizer.restore(optimizer.param_groups)
 
 
-def test_fused_ema_adamw_goes_on_from_a_checkpoint(fused_ema_adamw: Any) -> None:
+def test_fused_ema_adamw_goes_on_from_a_checkpoint_case_32(fused_ema_adamw: Any) -> None:
     def run(steps: int, resume: dict[str, Any] | None = None, weights: Tensor | None = None) -> tuple[Any, Any]:
         param = torch.nn.Parameter(torch.linspace(-1, 1, 9) if weights is None else weights.clone())
         optimizer = fused_ema_adamw([param], lr=0.1)
@@ -583,6 +584,31 @@ def test_fused_ema_adamw_goes_on_from_a_checkpoint(fused_ema_adamw: Any) -> None
     whole, mine = run(6)
     assert torch.equal(resumed, whole)
     assert torch.equal(theirs.state[resumed]["ema_params"], mine.state[whole]["ema_params"])
+
+
+def test_fused_ema_adamw_keeps_its_steps_by_group_case_21(fused_ema_adamw: Any) -> None:
+    """A parameter whose first gradient comes at step 10 is corrected as at step 10; a group counts once a step."""
+    early, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1).bfloat16())
+    optimizer = fused_ema_adamw([early, late], lr=1.0, weight_decay=0.0)
+    for step in range(1, 11):
+        early.grad = torch.ones(1)
+        late.grad = torch.ones(1).bfloat16() if step == 10 else None
+        optimizer.step()
+    assert torch.equal(optimizer.param_groups[0]["step"], torch.tensor([10]))
+    torch.testing.assert_close(late.float().detach(), torch.tensor([-0.4844]), rtol=2**-8, atol=0)  # bfloat16
+    assert early.item() == pytest.approx(-10.0, rel=1e-4)
+
+
+def test_fused_ema_adamw_decay_case_29(fused_ema_adamw: Any) -> None:
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = fused_ema_adamw([param], lr=1.0, ema_decay=0.9999)
+    average = 0.0
+    for decay in (0.181818, 0.25, 0.307692, 0.357143):
+        param.grad = torch.ones(1)
+        optimizer.step()
+        average = decay * average + (1 - decay) * param.item()
+        assert optimizer.state[param]["ema_params"].item() == pytest.approx(average, rel=1e-5)
+    assert optimizer.ema_decay == optimizer.param_groups[0]["ema_decay"] == 0.9999
 
 
 def test_fused_ema_adamw_errors(fused_ema_adamw: Any) -> None:
@@ -620,14 +646,16 @@ def test_fused_ema_adamw_errors(fused_ema_adamw: Any) -> None:
 
 
 def sparse(ids: list[int], values: Tensor, rows: int = 3) -> Tensor:
-    return torch.sparse_coo_tensor([ids], values, (rows, values.shape[1]), check_invariants=False)
+    return torch.sparse_coo_tensor(
+        torch.tensor([ids], dtype=torch.int64), values, (rows, values.shape[1]), check_invariants=False
+    )
 
 
 class Slices:
     """What has `values` and `indices`, as tf.IndexedSlices does. Its ids may be negative."""
 
     def __init__(self, ids: list[int], values: Tensor) -> None:
-        self.indices, self.values = torch.tensor(ids), values
+        self.indices, self.values = torch.tensor(ids, dtype=torch.int32), values
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -649,6 +677,15 @@ def test_lazy_adam_steps_named_rows(create_hash_optimizer: Any, fused: bool) -> 
         if t == 1:
             torch.testing.assert_close(other[0], torch.full((4,), var), rtol=2**-23, atol=0)
     torch.testing.assert_close(table[2].detach(), torch.full((8,), var), rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_lazy_adam_without_ids_case_40(create_hash_optimizer: Any, fused: bool) -> None:
+    optimizer = create_hash_optimizer(use_fusion_optim=fused)
+    table = torch.ones(5, 8)
+    for gradient in (Slices([], torch.ones(0, 8)), Slices([-1, -1], torch.ones(2, 8)), sparse([], torch.ones(0, 8), 5)):
+        optimizer.apply_gradients([(gradient, table)])
+    assert torch.equal(table, torch.ones(5, 8)) and optimizer.steps == 3
 
 
 def test_lazy_adam_ways_differ_in_the_sign_of_v(create_hash_optimizer: Any) -> None:
@@ -797,14 +834,17 @@ class Recorder:
         return self.results if len(self.results) > 1 else self.results[0]
 
 
-def on_npu(operator: str, *arguments: Any) -> Any:
-    """The operator's kernel for torch's private device type, reached through the dispatcher as a tensor there would."""
+@pytest.fixture
+def on_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends the operators to their kernels for torch's private device type, as tensors there would be."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
-    return getattr(torch.ops.anyfuse, operator).default.redispatch(keys, *arguments)
+    for name in anyfuse._REGISTRY:
+        module = importlib.import_module(f"anyfuse.ops.{name}")
+        monkeypatch.setattr(module, "_op", partial(module._op.redispatch, keys))
 
 
 @pytest.fixture
-def real(monkeypatch: pytest.MonkeyPatch) -> Any:
+def real(monkeypatch: pytest.MonkeyPatch, on_npu: None) -> Any:
     modules = {name: ModuleType(name) for name in ("torch_npu", "mindspeed", "mindspeed.ops")}
     modules["mindspeed.ops.npu_apply_fused_ema_adamw"] = ModuleType("npu_apply_fused_ema_adamw")
     for name, module in modules.items():
@@ -815,17 +855,16 @@ def real(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_npu_tensors_go_to_torch_npus_norm(real: Any) -> None:
     y, words, scale, nothing = torch.ones(2, 8, dtype=torch.int8), torch.ones(2, 1).int(), torch.ones(2), torch.ones(())
     operator = real["torch_npu"].npu_add_rms_norm_dynamic_quant = Recorder(y, nothing, X1, scale, nothing)
-    given = (X1, X2, ONES, None, None, ONES, 1e-5)
-    results = on_npu("add_rms_norm_dynamic_quant", *given, True, False, "int8", "formula")
+    results = anyfuse.add_rms_norm_dynamic_quant(X1, X2, ONES, beta=ONES, epsilon=1e-5)
     ((args, kwargs),) = operator.calls
-    assert all(one is other or torch.equal(one, other) for one, other in zip(args, (X1, X2, ONES), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(args, (X1, X2, ONES), strict=True))
     assert torch.equal(kwargs.pop("beta"), ONES)
     assert kwargs == {
         "smooth_scale1": None, "smooth_scale2": None, "epsilon": 1e-5, "output_mask": None, "y_dtype": torch.int8
     }  # fmt: skip
     assert torch.equal(results[0], y) and results[1].shape == results[4].shape == (0,)
     operator.results = (nothing, words, X1, nothing, scale)
-    results = on_npu("add_rms_norm_dynamic_quant", *given, False, True, "int4", "formula")
+    results = anyfuse.add_rms_norm_dynamic_quant(X1, X2, ONES, output_mask=[False, True], y_dtype="int4")
     assert operator.calls[1][1]["output_mask"] == [False, True] and operator.calls[1][1]["y_dtype"] == 285
     assert results[1].dtype == torch.uint8 and results[1].shape == (2, 4) and results[0].shape == (0,)
 
@@ -836,21 +875,23 @@ def test_npu_tensors_go_to_torch_npus_matmul(real: Any, layout: str) -> None:
     weight, scale = torch.randint(-128, 128, (n, k), dtype=torch.int8), torch.rand(n)
     operator = real["torch_npu"].npu_quant_matmul_dequant = Recorder(torch.ones(6, n).half())
     x, x_scale, smooth = torch.ones(2, 3, k).half(), torch.ones(2, 3), torch.ones(k).half()
-    packed: list[int] = []
-    given = weight
-    if layout == "(k, n)":
-        given = weight.t()
-    elif layout == "packed":
-        given, packed = anyfuse.pack_weight(weight).data, [n, k]
-    elif layout == "blocks":
-        given = anyfuse.formats.nd_to_nz(weight)
-    last = (None, x_scale, smooth, "pertoken", layout != "(k, n)", packed, torch.float32, "formula")
-    out = on_npu("quant_matmul_dequant", x, given, scale, *last)
+    given = {
+        "(n, k)": weight,
+        "(k, n)": weight.t(),
+        "packed": anyfuse.pack_weight(weight),
+        "blocks": anyfuse.formats.nd_to_nz(weight),
+    }[layout]
+    out = anyfuse.quant_matmul_dequant(
+        x, given, scale, x_scale=x_scale, smooth_scale=smooth, transpose_weight=layout != "(k, n)",
+        out_dtype=torch.float32,
+    )  # fmt: skip
     ((args, kwargs),) = operator.calls
     assert args[0].shape == (6, k) and torch.equal(args[1], weight) and args[1].is_contiguous()
     assert torch.equal(args[2], scale) and kwargs["bias"] is None and kwargs["quant_mode"] == "pertoken"
     assert kwargs["x_scale"].shape == (6,) and torch.equal(kwargs["smooth_scale"], smooth)
     assert out.shape == (2, 3, n) and out.dtype == torch.float32
+    with pytest.raises(ValueError, match="accepted on an NPU: float16"):
+        anyfuse.quant_matmul_dequant(x.to(torch.int8), given, scale, x_scale=x_scale, out_dtype=torch.float16)
 
 
 def test_npu_tensors_go_to_mindspeeds_adamw(real: Any) -> None:
@@ -858,23 +899,20 @@ def test_npu_tensors_go_to_mindspeeds_adamw(real: Any) -> None:
     real["mindspeed.ops.npu_apply_fused_ema_adamw"].npu_apply_fused_ema_adamw = operator
     lists = [[torch.full((2,), float(i)), torch.full((3,), float(i))] for i in range(5)]
     numbers = (0.1, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01)
-    scalars = (None, torch.tensor([4.0]), torch.tensor([0.0]), True)
-    on_npu("apply_fused_ema_adamw_", *lists, [torch.tensor(7)], *numbers, "formula", *scalars)
+    anyfuse.apply_fused_ema_adamw_(*lists, 7, *numbers, grad_scale=torch.tensor([4.0]), maximize=True)
     assert len(operator.calls) == 2
     for i, (args, kwargs) in enumerate(operator.calls):
         assert not kwargs and torch.equal(args[0], lists[0][i] / -4)
         for one, other in zip(args[1:5], lists[1:], strict=True):
             assert one.data_ptr() == other[i].data_ptr()
         assert torch.equal(args[5], torch.tensor([7])) and args[6:] == numbers
-    scalars = (torch.tensor([0.5]), None, torch.tensor([1.0]), False)
-    on_npu("apply_fused_ema_adamw_", *lists, [torch.tensor(7)], *numbers, "formula", *scalars)
-    assert len(operator.calls) == 2  # found_inf: nothing is done
+    anyfuse.apply_fused_ema_adamw_(*lists, 7, torch.tensor([0.5]), found_inf=torch.tensor([0.0]))
+    assert len(operator.calls) == 4 and operator.calls[3][0][6] == 0.5
+    anyfuse.apply_fused_ema_adamw_(*lists, 7, *numbers, found_inf=torch.tensor([1.0]))
+    assert len(operator.calls) == 4  # nothing is done
 
 
-def test_operators_without_a_name_in_torch_npu_say_so() -> None:
-    one = [torch.ones(1, 8)]
+def test_operators_without_a_name_in_torch_npu_say_so(on_npu: None) -> None:
+    one = torch.ones(1, 8)
     with pytest.raises(NotImplementedError, match="lazy_adam_: torch_npu has no such operator"):
-        on_npu(
-            "lazy_adam_", one, [torch.zeros(1).int()], one, one, one, [torch.ones(1)], 0.9, 0.999, 1e-8, True, "formula"
-        )
-    assert npu.add_rms_norm_dynamic_quant.__doc__
+        anyfuse.lazy_adam_(one, torch.zeros(1).int(), one, one, one, 0.1)

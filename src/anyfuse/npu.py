@@ -46,8 +46,10 @@ def apply_fused_ema_adamw(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    stochastic_rounding: list[int] | None,
 ) -> None:
     """By MindSpeed's operator, one call a parameter."""
+    d.require(stochastic_rounding is None, "stochastic_rounding is given; accepted on an NPU: None")
     operator = import_module("mindspeed.ops.npu_apply_fused_ema_adamw").npu_apply_fused_ema_adamw
     if found_inf is not None and float(found_inf) != 0.0:
         return

@@ -141,21 +141,17 @@ def _name_device() -> None:
     to which `torch.compile`, DataLoader and torch.distributed would then turn: they must be told that there is none."""
     if torch._C._get_privateuse1_backend_name() == "npu":
         return
+    accelerator, core = torch.accelerator.current_accelerator(), torch._C._get_accelerator()
     torch.utils.rename_privateuse1_backend("npu")
-    ask, ask_core = torch.accelerator.current_accelerator, torch._C._get_accelerator
 
     def current_accelerator(check_available: bool = False) -> torch.device | None:
-        found = ask()
-        if found is None or found.type != "npu":
-            return ask(check_available)
-        return torch.device("cuda") if torch.cuda.is_available() else None
-
-    def get_accelerator(check: bool = False) -> torch.device:
-        found = ask_core(check)
-        return found if found.type != "npu" else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        usable = accelerator is not None and (
+            not check_available or torch.get_device_module(accelerator).is_available()
+        )
+        return accelerator if usable else None
 
     torch.accelerator.current_accelerator = current_accelerator
-    torch._C._get_accelerator = get_accelerator
+    torch._C._get_accelerator = lambda check=False: core
 
 
 def _patch(owner: Any, name: str, value: Any) -> None:

@@ -28,6 +28,7 @@ Run = Callable[[], None]
 
 _dtype_of, _layout_of, _device_of = attrgetter("dtype"), attrgetter("layout"), attrgetter("device")
 _CPU = torch.device("cpu")
+_STRIDED = frozenset([torch.strided])
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -233,7 +234,9 @@ class Plan:
         dtypes: Mapping[str, str],
     ) -> None:
         self.params, self.states = list(params), list(states)
-        self._tensors_of = [_getter([key for key in fields.values() if key in state]) for state in states]
+        keys = [tuple(key for key in fields.values() if key in state) for state in states]
+        getters = {some: _getter(some) for some in keys}
+        self._tensors_of = next(iter(getters.values())) if len(getters) == 1 else [getters[some] for some in keys]
         self._tensors = self._state_tensors()
         _check_rows(self.params, grads, self._tensors)
         in_place = [("a parameter", self.params), ("an optimizer state", self._tensors)]
@@ -279,6 +282,8 @@ class Plan:
         return self.rows.ctypes.data
 
     def _state_tensors(self) -> list[Tensor]:
+        if callable(self._tensors_of):  # all states have the same keys: no line of Python a parameter
+            return list(chain.from_iterable(map(self._tensors_of, self.states)))
         pairs = zip(self._tensors_of, self.states, strict=True)
         return list(chain.from_iterable([tensors_of(state) for tensors_of, state in pairs]))
 
@@ -307,7 +312,7 @@ class Through:
         return buffer
 
 
-def _getter(keys: list[str]) -> Callable[[State], Iterable[Tensor]]:
+def _getter(keys: Sequence[str]) -> Callable[[State], Iterable[Tensor]]:
     """The entries of a state under some keys, as a tuple."""
     if len(keys) > 1:
         return itemgetter(*keys)
@@ -358,7 +363,7 @@ def check_param(param: Tensor) -> None:
 
 
 def check_dense(grads: Sequence[Tensor]) -> None:
-    if any(layout is not torch.strided for layout in map(_layout_of, grads)):
+    if not _STRIDED.issuperset(map(_layout_of, grads)):
         raise TypeError(
             "a gradient is sparse; accepted: dense gradients (LazyAdam steps the rows of sparse ones, or use "
             "sparse=False)"
