@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._settings import use_float64
+from .._settings import use_float64, use_reference
 
 library = torch.library.Library("anyfuse", "DEF")
 
@@ -29,12 +29,127 @@ NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items()
 
 
 def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns its overload, the fastest way to call it."""
+    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns the fastest way to call it, by position."""
     name = schema.partition("(")[0]
     library.define(schema)
-    library.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"anyfuse::{name}", fake, lib=library)
-    return getattr(torch.ops.anyfuse, name).default
+    overload = getattr(torch.ops.anyfuse, name).default
+    plain = [i for i, argument in enumerate(overload._schema.arguments) if "Tensor" in str(argument.type)]
+    plain = [i for i in plain if "List" not in str(overload._schema.arguments[i].type)]
+
+    def on_cpu(*arguments: Any) -> Any:
+        # The C API takes a null pointer for an argument that is absent; references would read from it.
+        for i in plain:
+            tensor = arguments[i]
+            if tensor is not None and not tensor.data_ptr():
+                _check_memory_exists(_tensors(overload, arguments))
+        if use_reference():
+            _check_memory_exists(_tensors(overload, arguments))
+        return cpu(*arguments)
+
+    library.impl(name, on_cpu, "CPU")
+
+    def traced(*arguments: Any, **named: Any) -> Any:
+        _check_devices(overload, arguments)
+        return fake(*arguments, **named)
+
+    torch.library.register_fake(f"anyfuse::{name}", traced, lib=library)
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return overload(*arguments)
+        except (RuntimeError, OverflowError, ValueError) as error:
+            fault = _fault(overload, arguments)
+            if fault is None:
+                raise
+            raise fault from error
+
+    return call
+
+
+# ---- arguments that never reach a check: the dispatcher refuses them, or takes the call elsewhere ----
+
+_NUMBER = (int, float, torch.SymInt, torch.SymFloat)
+
+#: What a schema's type takes and how a message calls it.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "Tensor": (Tensor, "a tensor"),
+    "List[Tensor]": ((list, tuple), "a list of tensors"),
+    "float": (_NUMBER, "a number"),
+    "int": ((int, torch.SymInt), "a whole number"),
+    "bool": ((bool, torch.SymBool), "True or False"),
+    "str": (str, "a string"),
+    "ScalarType": (torch.dtype, "a dtype"),
+}
+
+#: Arguments whose name in a schema is not the public function's.
+_PUBLIC = {"adam_mode": "mode", "lr_tensor": "lr"}
+
+
+def _named(overload: Any, arguments: Sequence[Any]) -> Iterable[tuple[str, str, Any]]:
+    """Each argument's public name, its type in the schema ("Optional" left out where it is None) and its value."""
+    for argument, value in zip(overload._schema.arguments, arguments, strict=False):
+        kind = str(argument.real_type)
+        if kind.startswith("Optional["):
+            kind = "" if value is None else kind[len("Optional[") : -1]
+        yield _PUBLIC.get(argument.name, argument.name), kind, value
+
+
+def _tensors(overload: Any, arguments: Sequence[Any]) -> Iterable[tuple[str, Tensor]]:
+    for name, _, value in _named(overload, arguments):
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, Tensor):
+                yield name, item
+
+
+def _check_devices(overload: Any, arguments: Sequence[Any]) -> None:
+    """Refuses tensors of several devices, one of which may be "meta": there the call would compute nothing and say
+    nothing. One-element tensors (steps, scales) may lie anywhere, as torch has it."""
+    first, leader = next(iter(_tensors(overload, arguments)), ("", None))
+    for name, tensor in _tensors(overload, arguments):
+        if leader is not None and tensor.device != leader.device and tensor.numel() != 1:
+            raise ValueError(f"{name} lies on {tensor.device}; accepted: {leader.device}, where {first} is")
+
+
+def _check_memory_exists(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in tensors:
+        problem = _tensor_problem(tensor)
+        if problem is not None:
+            raise TypeError(f"{name} is {problem}; accepted: a dense tensor with memory of its own")
+
+
+def _fault(overload: Any, arguments: Sequence[Any]) -> Exception | None:
+    """What is wrong with the arguments of a call that failed, by kind; None where each is of its kind."""
+    for name, kind, value in _named(overload, arguments):
+        accepted, words = _KINDS.get(kind, (object, ""))
+        is_number = accepted is not object and kind in ("float", "int", "bool")
+        if is_number and isinstance(value, Tensor) and value.numel() == 1:
+            continue  # torch reads the number
+        if not isinstance(value, accepted):
+            return TypeError(f"{name} is a {type(value).__name__}; accepted: {words}")
+        bits = 1023 if kind == "float" else 63
+        if is_number and type(value) is int and not -(2**bits) <= value < 2**bits:
+            return ValueError(f"{name} is beyond {bits} bits; accepted: {words} within")
+    try:
+        _check_memory_exists(_tensors(overload, arguments))
+        _check_devices(overload, arguments)
+    except (TypeError, ValueError) as error:
+        return error
+    return None
+
+
+def _tensor_problem(tensor: Tensor) -> str | None:
+    """Why a kernel cannot read or write a tensor's memory as it lies."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({names([tensor.dtype])})"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a lazily negated or conjugated view (see torch.resolve_neg, torch.resolve_conj)"
+    if tensor.device.type == "cpu" and tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+        return "a tensor whose memory has been released"
+    return None
 
 
 # ---- checks ----
@@ -68,6 +183,8 @@ def as_list(name: str, value: Any, like: Any, of: str) -> list[Tensor]:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor, as {of} is one")
         return [value]
+    if not isinstance(like, (list, tuple)):
+        raise TypeError(f"{of} is a {type(like).__name__}; accepted: a tensor or a list of tensors")
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} is a {type(value).__name__}; accepted: a list of tensors, as {of} is one")
     if len(value) != len(like):
@@ -86,6 +203,8 @@ def step_list(step: Any, count: int) -> list[Tensor]:
     for value in values:
         if not isinstance(value, (int, Tensor, torch.SymInt)):
             raise TypeError(f"step is a {type(value).__name__}; accepted: an int, a one-element int64 tensor or a list")
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError("step is beyond 63 bits; accepted: whole numbers within")
     return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.int64) for value in values]
 
 
@@ -143,6 +262,13 @@ def check_scalar(name: str, value: Tensor | None) -> None:
         return
     require_tensor(name, value, (torch.float32, torch.float64))
     require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
+
+
+def grad_scale_value(grad_scale: Tensor | None) -> float:
+    """What gradients are divided by."""
+    value = 1.0 if grad_scale is None else float(grad_scale)
+    require(value != 0.0, "grad_scale holds 0; accepted: another number, as gradients are divided by it")
+    return value
 
 
 # ---- numbers ----
@@ -210,7 +336,11 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     at. Disjoint views of one storage pass.
     """
     in_place, inputs = list(in_place), list(inputs)
-    if _lie_apart(list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))):
+    every = list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))
+    starts = list(map(Tensor.data_ptr, every))
+    if 0 in starts:
+        _check_memory_exists((name, tensor) for name, tensors in (*in_place, *inputs) for tensor in tensors)
+    if _lie_apart(every, starts):
         return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
@@ -238,12 +368,11 @@ def check_memory(in_place: Named, inputs: Named) -> None:
         reach.append(entry)
 
 
-def _lie_apart(tensors: Sequence[Tensor]) -> bool:
-    """True when all are contiguous and no two share a byte. (Ranges are disjoint just when, starts and ends sorted each
-    by itself, every end comes before the next start.)"""
+def _lie_apart(tensors: Sequence[Tensor], starts: list[int]) -> bool:
+    """True when all are contiguous and no two share a byte; sorts the starts. (Ranges are disjoint just when,
+    starts and ends sorted each by itself, every end comes before the next start.)"""
     if not all(map(Tensor.is_contiguous, tensors)):
         return False
-    starts = list(map(Tensor.data_ptr, tensors))
     ends = sorted(map(add, starts, map(_nbytes_of, tensors)))
     starts.sort()
     return all(map(le, ends, starts[1:]))

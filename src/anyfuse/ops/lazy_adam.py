@@ -126,6 +126,9 @@ def _lr_list(lr: Any, count: int) -> list[Tensor]:
     for value in values:
         if not isinstance(value, (float, int, Tensor, torch.SymFloat)):
             raise TypeError(f"lr is a {type(value).__name__}; accepted: a number, a one-element float tensor or a list")
+        if isinstance(value, int) and not -(2**1023) <= value < 2**1023:
+            raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
+    values = [float(value) if isinstance(value, int) else value for value in values]
     return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float64) for value in values]
 
 
