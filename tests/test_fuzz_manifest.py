@@ -60,7 +60,7 @@ def places(content: Any) -> list[tuple[Any, Any]]:
 
 
 def try_case(folder: Path, text: bytes) -> None:
-    """All that reads a manifest, on the given one. What it names lies in the folder, so that nothing else is written."""
+    """All that reads a manifest, on the given one; whatever it names, nothing is written beside the folder."""
     manifest = folder / cases.MANIFEST
     before, good = set(folder.parent.iterdir()), manifest.read_bytes()
     manifest.write_bytes(text)
