@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anyfuse._sampling import same_bits
-from anyfuse.optim import AdamW8bit, EMAAdamW
+from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
 
 #: Every optimizer, in the variants whose state or numbers differ.
 VARIANTS: dict[str, Callable[..., Any]] = {
@@ -20,6 +20,9 @@ VARIANTS: dict[str, Callable[..., Any]] = {
     "EMAAdamW": EMAAdamW,
     "EMAAdamW stochastic": partial(EMAAdamW, stochastic_rounding=True, ema_dtype=torch.bfloat16),
     "EMAAdamW 8-bit": partial(EMAAdamW, state_bits=8),
+    "LazyAdam": LazyAdam,
+    "LazyAdam by row, stochastic": partial(LazyAdam, bias_correction="row", stochastic_rounding=True),
+    "LazyAdam catching up": partial(LazyAdam, decay_mode="catch_up", weight_decay=0.1),
 }
 CLASSES = (AdamW8bit, EMAAdamW)
 

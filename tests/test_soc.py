@@ -56,6 +56,10 @@ def adam8(dtype: torch.dtype = F32, shape: tuple[int, ...] = (2, 8), blocks: int
     return {**floats, **codes, **maps, **scales, "step": 1, "lr": 0.1, **changes}
 
 
+BY_ROW = {"decay_mode": "catch_up", "step": 1}
+FP32_MOMENTS = {"m": torch.ones(2, 8), "v": torch.ones(2, 8), "absmax_m": torch.ones(0), "absmax_v": torch.ones(0)}
+
+
 def matmul(dtype: torch.dtype = F16, n: int = 16, k: int = 32, **changes: Any) -> dict[str, Any]:
     weight = torch.ones(n, k, dtype=torch.int8)
     return {"x": torch.ones(2, k, dtype=dtype), "weight": weight, "weight_scale": torch.ones(n), **changes}
@@ -89,6 +93,7 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (EMA, A3, "maximize", ema(maximize=True), ValueError, "maximize"),
     (EMA, A2, "grad_scale", ema(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (EMA, A2, "found_inf", ema(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (EMA, A2, "stochastic rounding", ema(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (EMA, A2, "a group", {k: [v] if isinstance(v, torch.Tensor) else v for k, v in ema().items()}, None, ""),
     *((LAZY, p, "fp32", lazy(), None, "") for p in (A2, A3, A5, ANY)),
     *((LAZY, p, "the operator", lazy(), ValueError, LAZY) for p in (P310, X90, K9030)),
@@ -100,6 +105,15 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (LAZY, ANY, "int64 ids", lazy(indices=torch.tensor([2, 0])), None, ""),
     (LAZY, A2, "bf16 gradient", lazy(gradient=torch.ones(2, 8, dtype=BF16)), TypeError, "gradient"),
     (LAZY, A5, "fp16 table", lazy(var=torch.ones(4, 8, dtype=F16)), TypeError, "var"),
+    (LAZY, A2, "bias correction", lazy(bias_correction="global", step=1), ValueError, "bias_correction"),
+    (LAZY, A2, "weight decay", lazy(weight_decay=0.1), ValueError, "weight_decay"),
+    (LAZY, A3, "maximize", lazy(maximize=True), ValueError, "maximize"),
+    (LAZY, A2, "refused ids", lazy(refuse_negative=True), ValueError, "refuse_negative"),
+    (LAZY, A2, "grad_scale", lazy(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
+    (LAZY, A2, "found_inf", lazy(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (LAZY, A5, "stochastic rounding", lazy(stochastic_rounding=1, step=1), ValueError, "stochastic_rounding"),
+    (LAZY, A3, "counts", lazy(row_step=torch.zeros(4, dtype=torch.int32), **BY_ROW), ValueError, "row_step"),
+    (LAZY, ANY, "weight decay", lazy(weight_decay=0.1), None, ""),
     *((NORM, p, f"{t}", norm(t), None, "") for p in (A2, A3, A5, ANY) for t in (F16, BF16)),
     *((NORM, p, "fp16", norm(), None, "") for p in (X90, K9030)),
     *((NORM, p, "bf16", norm(BF16), TypeError, "x1") for p in (X90, K9030)),
@@ -149,6 +163,10 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (ADAM8, A3, "maximize", adam8(maximize=True), ValueError, "maximize"),
     (ADAM8, A2, "grad_scale", adam8(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
     (ADAM8, A2, "found_inf", adam8(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (ADAM8, A2, "fp32 moments", adam8(**FP32_MOMENTS), TypeError, "m has"),
+    (ADAM8, ANY, "fp32 moments", adam8(**FP32_MOMENTS), None, ""),
+    (ADAM8, A5, "an EMA", adam8(s=torch.ones(2, 8)), ValueError, "s is"),
+    (ADAM8, A3, "stochastic rounding", adam8(BF16, stochastic_rounding=1), ValueError, "stochastic_rounding"),
     (ADAM8, A2, "device convention", adam8(convention="device"), None, ""),
     *((MATMUL, p, "fp16", matmul(), None, "") for p in (P310, ANY)),
     *((MATMUL, p, "the operator", matmul(), ValueError, MATMUL) for p in (A2, A3, A5, X90, K9030)),

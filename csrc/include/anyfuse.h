@@ -42,6 +42,7 @@ enum {
   ANYFUSE_INT32 = 3,
   ANYFUSE_UINT8 = 4,
   ANYFUSE_INT64 = 9,
+  ANYFUSE_BOOL = 12,
   ANYFUSE_BFLOAT16 = 27,
   ANYFUSE_INT4 = 29,
   ANYFUSE_HIFLOAT8 = 34,
@@ -171,6 +172,12 @@ ANYFUSE_API anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_
 
 /* ---- lazy_adam: Adam for the rows of tables that a step names, equal ids summed first, for a list of tables ---- */
 
+/* Whose number of steps corrects the learning rate: nobody's (lr is used as given), the table's, or each row's own. */
+enum { ANYFUSE_LR_AS_GIVEN = 0, ANYFUSE_CORRECTED_BY_STEP = 1, ANYFUSE_CORRECTED_BY_ROW = 2 };
+
+/* Ids may be a mask (ANYFUSE_BOOL): one byte for each row of the table, or NULL for all of them. The gradient then has
+ * all rows of the table (n = rows), of which those are read whose byte is not 0. */
+
 typedef struct anyfuse_lazy_adam_row {
   int64_t n;    /* rows given; at most 2^32 - 1 without assume_unique */
   int64_t rows; /* of the table */
@@ -180,11 +187,17 @@ typedef struct anyfuse_lazy_adam_row {
   void *m;              /* fp32 */
   void *v;              /* fp32 */
   void *var;
-  double lr; /* of this table, already bias-corrected */
+  double lr; /* of this table; already bias-corrected where bias_correction is ANYFUSE_LR_AS_GIVEN */
   anyfuse_dtype gradient_dtype;
-  anyfuse_dtype indices_dtype; /* ANYFUSE_INT32 or ANYFUSE_INT64 */
+  anyfuse_dtype indices_dtype; /* ANYFUSE_INT32, ANYFUSE_INT64 or ANYFUSE_BOOL */
   anyfuse_dtype var_dtype;
   int32_t reserved;
+  int64_t step;        /* of this table, 1 at the first; used by ANYFUSE_CORRECTED_BY_STEP, catch_up and rounding */
+  int32_t *row_step;   /* one for each row, updated; ANYFUSE_CORRECTED_BY_ROW: how often the row was stepped; catch_up:
+                          the last step that named it, 0 for none */
+  int64_t padding_idx; /* read with refuse_negative: the id that is skipped, INT64_MIN for none */
+  uint32_t seed;       /* of this table, for stochastic rounding */
+  int32_t reserved2;
 } anyfuse_lazy_adam_row;
 
 typedef struct anyfuse_lazy_adam_params {
@@ -199,9 +212,18 @@ typedef struct anyfuse_lazy_adam_params {
   int32_t convention;
   int32_t threads;
   int32_t reserved;
+  double weight_decay;
+  double grad_scale; /* sums of gradients are divided by it; 0 stands for 1 */
+  int32_t bias_correction;
+  int32_t eps_outside;     /* 1: epsilon is added to the corrected root of v, as AdamW does */
+  int32_t catch_up;        /* 1: a row first takes the steps that it was not named in; not beside a row's correction */
+  int32_t refuse_negative; /* 1: a negative id other than padding_idx is an error, not skipped */
+  int32_t maximize;        /* the gradient's sign is turned */
+  int32_t stochastic_rounding; /* var of 16 bits is rounded up or down by chance */
 } anyfuse_lazy_adam_params;
 
 ANYFUSE_API anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params);
+
 /* ---- quant_matmul_dequant: rows quantized to int8, times int8 weights, back to float, in one pass ---- */
 
 /* How the weights of a logical matrix W[n, k] lie. */

@@ -2,11 +2,15 @@
 
 import typing as _typing
 
+from . import npu as npu
 from . import ops as ops
 from ._core import version as _version
 from ._opspec import REGISTRY as _REGISTRY
 from ._settings import backend as backend
 from ._soc import soc as soc
+from .models import load_quantized as load_quantized
+from .models import quantize_ as quantize_
+from .models import save_quantized as save_quantized
 from .packed import PackedWeight as PackedWeight
 from .packed import pack_weight as pack_weight
 

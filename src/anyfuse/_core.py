@@ -78,6 +78,7 @@ DTYPES = {
     "int32": 3,
     "uint8": 4,
     "int64": 9,
+    "bool": 12,
     "bfloat16": 27,
     "int4": 29,
     "hifloat8": 34,

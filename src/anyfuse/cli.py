@@ -21,6 +21,8 @@ from ._soc import PRODUCTS, limits_on
 from .acl_config import acl_config
 from .bench.command import bench
 from .demo.command import demo
+from .models.command import eval_, quantize
+from .run import run
 from .verify.command import cases_app, verify
 
 app = typer.Typer(
@@ -34,6 +36,10 @@ app = typer.Typer(
 app.command()(verify)
 app.command()(demo)
 app.command("acl-config")(acl_config)
+# What follows the script is the script's own, options too.
+app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+app.command()(quantize)
+app.command("eval")(eval_)
 app.add_typer(cases_app, name="case")
 
 

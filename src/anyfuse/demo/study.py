@@ -15,12 +15,13 @@ from .inference import W8A8, QuantizedNorm, generate
 from .model import Config, Model
 from .text import build_vocabulary, corpus
 from .training import (
-    FusedEmaAdamW,
     Run,
-    TorchAdamW,
+    Scheduled,
     draw_batches,
     eight_bit_and_lazy,
+    ema_adamw,
     predictions,
+    torch_adamw,
     train,
     validation_loss,
 )
@@ -81,17 +82,18 @@ def perform(steps: int, seed: int, progress: Progress) -> Study:
         return train(Run(name, model), optimizer, batches, held_out, lambda step, loss: progress(name, step, loss))
 
     model = Model(config, seed)
-    adamw = run("torch AdamW", model, TorchAdamW(model))
+    adamw = run("torch AdamW", model, torch_adamw(model))
     model = Model(config, seed)
-    ema = FusedEmaAdamW(list(model.parameters()))
-    fused = run("fused EMA AdamW", model, ema)
+    ema = ema_adamw(model)
+    fused = run("fused EMA AdamW", model, Scheduled(ema))
     model = Model(config, seed, sparse=True)
     optimizer, lazy = eight_bit_and_lazy(model)
     lowbit = run("8-bit AdamW + lazy Adam", model, optimizer)
     runs = [adamw, fused, lowbit]
 
     trainings = {run.name: run.figures() for run in runs}
-    averaged = with_weights(fused.model, ema.ema)
+    averaged = copy.deepcopy(fused.model)
+    averaged.load_state_dict(ema.ema_state_dict(fused.model))
     trainings[fused.name]["ema_validation_loss"] = validation_loss(averaged, held_out)
     float_loss, float_tokens = predictions(fused.model, held_out)
     norm_loss, norm_tokens = predictions(fused.model, held_out, QuantizedNorm())
@@ -124,14 +126,6 @@ def perform(steps: int, seed: int, progress: Progress) -> Study:
     checks = [Check(name, apart(*pair), limit) for (name, limit), pair in zip(LIMITS.items(), pairs, strict=True)]
     seconds = {"trainings": {run.name: run.times() for run in runs}, "total": time.perf_counter() - start}
     return Study(figures, seconds, checks)
-
-
-def with_weights(model: Model, weights: list[Tensor]) -> Model:
-    """A copy of the model with other weights."""
-    other = copy.deepcopy(model)
-    for parameter, weight in zip(other.parameters(), weights, strict=True):
-        parameter.data.copy_(weight)
-    return other
 
 
 def agreement(some: Tensor, others: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
@@ -13,9 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import anyfuse
-
-from ..formats import create_codebook
+from .. import optim
+from ..optim import AdamW8bit, EMAAdamW
 from .model import FLOAT, Arithmetic, Config, Model, loss
 
 BETAS = (0.9, 0.98)
@@ -29,9 +28,6 @@ WARM_UP = 0.1
 LAZY_LR = 3.0
 """The embedding's learning rate under lazy Adam, relative to that of dense AdamW. Dense momentum goes on moving a row
 long after its token was seen, up to 1/(1 - beta1) times as far; lazy momentum acts only when the token comes again."""
-
-SMALL = 4096
-"""Tensors below this size (the gains of the norms) keep float32 moments: there are no bytes to save."""
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -54,85 +50,54 @@ class Optimizer(Protocol):
     def state(self) -> list[Tensor]: ...
 
 
-class TorchAdamW:
-    """`torch.optim.AdamW`, the yardstick."""
+OPTIONS: dict[str, Any] = {"lr": PEAK_LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
 
-    def __init__(self, model: Model) -> None:
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=PEAK_LR, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY
-        )
+
+class Scheduled:
+    """An optimizer with torch's interface, given the learning rate of each step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
 
     def step(self, step: int, lr: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def state(self) -> list[Tensor]:
-        return [state[name] for state in self.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+        entries = [item for state in self.optimizer.state.values() for item in state.items()]
+        return [value for key, value in entries if key != "step"]
 
 
-class FusedEmaAdamW:
-    """`anyfuse.apply_fused_ema_adamw_`: AdamW and a moving average of the weights in one pass over all parameters."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        self.m = [torch.zeros_like(p) for p in parameters]
-        self.v = [torch.zeros_like(p) for p in parameters]
-        self.ema = [p.detach().clone() for p in parameters]
-
-    def step(self, step: int, lr: float) -> None:
-        var, grad = _take(self.parameters)
-        anyfuse.apply_fused_ema_adamw_(
-            grad, var, self.m, self.v, self.ema, step,
-            lr=lr, ema_decay=EMA_DECAY, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=WEIGHT_DECAY,
-        )  # fmt: skip
-
-    def state(self) -> list[Tensor]:
-        return [*self.m, *self.v, *self.ema]
+def torch_adamw(model: Model) -> Scheduled:
+    """The yardstick."""
+    return Scheduled(torch.optim.AdamW(model.parameters(), **OPTIONS))
 
 
-class AdamW8bit:
-    """`anyfuse.apply_adam_w_quant_`: AdamW whose moments are 8-bit codes with a scale for each block of 256."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        self.maps = create_codebook("dynamic", signed=True), create_codebook("dynamic", signed=False)
-        self.m, self.v = ([torch.zeros_like(p, dtype=torch.uint8) for p in parameters] for _ in range(2))
-        self.absmax_m, self.absmax_v = ([torch.zeros(-(-p.numel() // 256)) for p in parameters] for _ in range(2))
-
-    def step(self, step: int, lr: float) -> None:
-        var, grad = _take(self.parameters)
-        anyfuse.apply_adam_w_quant_(
-            var, grad, self.m, self.v, *self.maps, self.absmax_m, self.absmax_v, step,
-            lr=lr, beta1=BETAS[0], beta2=BETAS[1], eps=EPS, weight_decay=WEIGHT_DECAY, nonzero_v=True,
-        )  # fmt: skip
-
-    def state(self) -> list[Tensor]:
-        return [*self.m, *self.v, *self.absmax_m, *self.absmax_v, *self.maps]
+def ema_adamw(model: Model) -> EMAAdamW:
+    """AdamW and a moving average of the weights in one pass over all parameters."""
+    return EMAAdamW(model.parameters(), ema_decay=EMA_DECAY, ema_warmup=False, **OPTIONS)
 
 
-class LazyAdam:
-    """`anyfuse.lazy_adam_`: Adam for an embedding with sparse gradients. Rows that no token named cost nothing."""
+class LazyAdam(Scheduled):
+    """`anyfuse.optim.LazyAdam` for an embedding with sparse gradients. Rows that no token named cost nothing."""
 
     def __init__(self, table: Tensor) -> None:
+        super().__init__(optim.LazyAdam([table], lr=PEAK_LR, betas=BETAS, eps=EPS))
         self.table = table
-        self.m, self.v = torch.zeros_like(table), torch.zeros_like(table)
         self.touched: list[int] = []
 
     def step(self, step: int, lr: float) -> None:
-        (var,), (grad,) = _take([self.table])
-        ids = grad._indices()[0]
-        corrected = LAZY_LR * lr * math.sqrt(1 - BETAS[1] ** step) / (1 - BETAS[0] ** step)
-        anyfuse.lazy_adam_(grad._values(), ids, self.m, self.v, var, corrected, *BETAS, EPS)
-        self.touched.append(len(ids.unique()))
+        if self.table.grad is None:
+            raise ValueError("the table has no gradient: run backward before the step")
+        self.touched.append(len(self.table.grad._indices().unique()))
+        super().step(step, LAZY_LR * lr)
 
     @property
     def share_touched(self) -> float:
         """The mean share of the table's rows that a step named."""
         return sum(self.touched) / len(self.touched) / len(self.table)
-
-    def state(self) -> list[Tensor]:
-        return [self.m, self.v]
 
 
 class Together:
@@ -150,22 +115,10 @@ class Together:
 
 
 def eight_bit_and_lazy(model: Model) -> tuple[Together, LazyAdam]:
-    """8-bit AdamW for the matrices, lazy Adam for the embedding, fused AdamW for the few small tensors."""
+    """Lazy Adam for the embedding; for the rest AdamW with 8-bit moments (the gains of the norms keep float32 ones)."""
     lazy = LazyAdam(model.embedding.weight)
     rest = [p for p in model.parameters() if p is not model.embedding.weight]
-    matrices, small = [p for p in rest if p.numel() >= SMALL], [p for p in rest if p.numel() < SMALL]
-    return Together(AdamW8bit(matrices), lazy, FusedEmaAdamW(small)), lazy
-
-
-def _take(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The data and the gradients of parameters, which have none afterwards."""
-    gradients = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            raise ValueError("a parameter has no gradient: run backward before the step")
-        gradients.append(parameter.grad)
-        parameter.grad = None
-    return [p.detach() for p in parameters], gradients
+    return Together(Scheduled(AdamW8bit(rest, **OPTIONS)), lazy), lazy
 
 
 # ---- training ----

@@ -35,7 +35,7 @@ def seeds_of(stochastic_rounding: int | Sequence[int] | None, count: int) -> lis
 def _seed(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"stochastic_rounding is {value!r}; accepted: None, a seed or a list of seeds")
-    if not 0 <= value <= _MASK:  # a trace may hold a symbolic number: the text is made only here
+    if not 0 <= value <= _MASK:  # (a compiler cannot trace a message that it need not make)
         raise ValueError(f"stochastic_rounding is {value}; accepted: 0 to 2^32 - 1")
     return value  # type: ignore[return-value]
 

@@ -68,7 +68,7 @@ PROFILES = Profiles(
             ranks={"var": (1, 8)},
             shapes={"step": (1,)},
             values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            dtypes={"m": (torch.uint8,), "v": (torch.uint8,)},
+            dtypes={"m": (torch.uint8,)},
             absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
         )
     },
@@ -220,12 +220,11 @@ def check(
         d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
     for name, moments in (("m", m), ("v", v)):
         d.check_tensor_list(name, moments, STATES, shapes, "var")
-    for m_, v_ in zip(m, v, strict=True):
-        if m_.dtype != v_.dtype:
-            raise TypeError(f"v has dtype {d.names([v_.dtype])}; accepted: {d.names([m_.dtype])}, the dtype of m")
-    shapes = [(-(-p.numel() // block_size) if m_.dtype == torch.uint8 else 0,) for p, m_ in zip(var, m, strict=True)]
-    for name, scales in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
-        d.check_tensor_list(name, scales, (torch.float32,), shapes, f"var in blocks of {block_size}")
+    scales = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
+    if any(moment.dtype != torch.uint8 for moment in (*m, *v)):
+        scales = _shapes_of_scales(m, v, scales)
+    for name, absmax in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
+        d.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
     for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
         d.require_tensor(name, qmap, (torch.float32,))
         d.require_shape(name, qmap, (256,), "a value for each code")
@@ -238,10 +237,18 @@ def check(
     seeds_of(stochastic_rounding, len(var))
     if restricted():
         PROFILES.check(
-            var=var, grad=grad, m=m, v=v, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
+            var=var, grad=grad, m=m, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
             nonzero_v=nonzero_v, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, s=s or None,
             stochastic_rounding=stochastic_rounding,
         )  # fmt: skip
+
+
+def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tuple[int]]) -> list[tuple[int]]:
+    """Those of codes, and none where the moments are float32. TypeError where m and v differ."""
+    for m_, v_ in zip(m, v, strict=True):
+        if m_.dtype != v_.dtype:
+            raise TypeError(f"v has dtype {d.names([v_.dtype])}; accepted: {d.names([m_.dtype])}, the dtype of m")
+    return [shape if m_.dtype == torch.uint8 else (0,) for m_, shape in zip(m, coded, strict=True)]
 
 
 @lru_cache(maxsize=64)

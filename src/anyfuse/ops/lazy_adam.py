@@ -11,14 +11,38 @@ named, with its gradient g, in fp32, every operation rounded once, in this order
 lr is used as given: the bias correction lr·sqrt(1 - beta2^t)/(1 - beta1^t) is the caller's. Rows that were not named
 are neither read nor written. Tensors of 16 bits are widened at the load and rounded once at the store.
 
+Instead of ids there may be a mask with a bool for each row, or None for all rows; the gradient then has all rows.
+
+What a training loop needs beyond that document, off unless asked for:
+
+- g is multiplied by fp32(1/grad_scale), or -1/grad_scale with `maximize`, after the sum.
+- `bias_correction`: with n the number of the step, of the table ("global": `step`) or of the row ("row": `row_step`,
+  which counts), lr becomes lr·sqrt(c2)/c1, c1 = 1 - beta1^n, c2 = 1 - beta2^n, and epsilon stays with
+  `eps_mode="inside"` (lr·correction·m/(sqrt(v) + epsilon), as torch's SparseAdam) or becomes epsilon·sqrt(c2) with
+  "outside" (m/c1 over sqrt(v/c2) + epsilon, as AdamW). Computed in double, powers by repeated squaring, then rounded.
+- `weight_decay`: var' = var[j]·(1 - lr·weight_decay) + …, with the lr that was given, for rows that are named.
+- `decay_mode="catch_up"`: a row named at step t and last at step s (`row_step`, which is set to t; 0: never) first
+  takes the t - 1 - s steps between as dense AdamW would, with a gradient of zero and the numbers of this call:
+
+      u = s+1 … t-1:   moved = moved·w + (m·a_u)/(sqrt(v)·b_u + e_u),   from 0 on,   w = 1 - lr·weight_decay
+      a_u = -lr_u·beta1^(u-s),   b_u = sqrt(beta2)^(u-s),   lr_u and e_u corrected for step u
+      then             var = var·w^(t-1-s) + moved,   m = m·beta1^(t-1-s),   v = v·beta2^(t-1-s)
+
+  Equal to dense AdamW but for rounding. A move is beta1/sqrt(beta2) of the one before; those below 2^-24 of the first
+  (159 with betas .9 and .999; 65 536 at most) are left out, and what was moved only decays. A row that was never named
+  has no moves. It cannot be had together with "row", as a row has one count.
+- `stochastic_rounding`: var of 16 bits is rounded by chance (`ops._rounding`).
+
 Beside its results a call needs 9 bytes for each row of the gradient (576 KiB for 65 536) and at most 16 KiB more; none
-of it with `assume_unique`. Tensors that are not contiguous need a copy: of a gradient, or of a table's named rows.
+of it with `assume_unique` or a mask. Tensors that are not contiguous need a copy: of a gradient, or of a table's named
+rows (of the whole table with `stochastic_rounding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,13 +54,23 @@ from .._sampling import Draw
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
+from ._rounding import rounded, seeds_of
 
 SCHEMA = (
-    "lazy_adam_(Tensor[] gradient, Tensor[] indices, Tensor(a!)[] m, Tensor(b!)[] v, Tensor(c!)[] var, Tensor[] lr, "
-    "float beta1, float beta2, float epsilon, bool assume_unique, str convention) -> ()"
+    "lazy_adam_(Tensor[] gradient, Tensor?[] indices, Tensor(a!)[] m, Tensor(b!)[] v, Tensor(c!)[] var, "
+    "Tensor(d!)[] row_step, Tensor[] lr, Tensor[] step, Tensor? grad_scale, Tensor? found_inf, float beta1, "
+    "float beta2, float epsilon, bool assume_unique, str convention, str bias_correction, str eps_mode, "
+    "float weight_decay, str decay_mode, bool refuse_negative, int? padding_idx, bool maximize, "
+    "int[]? stochastic_rounding) -> ()"
 )
 
-INDICES = (torch.int32, torch.int64)
+IDS = (torch.int32, torch.int64)
+INDICES = (*IDS, torch.bool)
+CORRECTIONS = ("none", "global", "row")  # numbered as in the C API
+EPS_MODES = ("inside", "outside")
+DECAY_MODES = ("touched", "catch_up")
+NO_PADDING = -(2**63)
+PADDING_OF_EXCERPT = -1
 STATE = (torch.float32,)
 SMALLEST_EPSILON = d.f32(1e-8)
 
@@ -46,6 +80,13 @@ PROFILES = Profiles(
         ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
             dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
             multiples={"dim": 8},
+            values={
+                "bias_correction": ("none",),
+                "weight_decay": (0.0,),
+                "maximize": (False,),
+                "refuse_negative": (False,),
+            },
+            absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
         )
     },
 )
@@ -53,7 +94,7 @@ PROFILES = Profiles(
 
 def lazy_adam_(
     gradient: Tensor | Sequence[Tensor],
-    indices: Tensor | Sequence[Tensor],
+    indices: Tensor | Sequence[Tensor | None] | None,
     m: Tensor | Sequence[Tensor],
     v: Tensor | Sequence[Tensor],
     var: Tensor | Sequence[Tensor],
@@ -64,6 +105,18 @@ def lazy_adam_(
     *,
     assume_unique: bool = False,
     convention: str | None = None,
+    row_step: Tensor | Sequence[Tensor] | None = None,
+    step: int | Tensor | Sequence[int | Tensor] | None = None,
+    bias_correction: Literal[False, "global", "row"] = False,
+    eps_mode: str = "inside",
+    weight_decay: float = 0.0,
+    decay_mode: str = "touched",
+    refuse_negative: bool = False,
+    padding_idx: int | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    maximize: bool = False,
+    stochastic_rounding: int | Sequence[int] | None = None,
 ) -> tuple[Any, Any, Any]:
     """Steps the rows of a table that `indices` names with Adam, in place; its work depends on those rows alone.
 
@@ -73,12 +126,12 @@ def lazy_adam_(
         gradient: (n, dim); a tensor, or a list for many tables in one native call, as `var` is. float32, float16 or
             bfloat16.
         indices: the row of the table for each row of the gradient, (n,) or (n, 1), int32 or int64. Negative ones are
-            skipped, equal ones summed.
+            skipped, equal ones summed. Or a bool mask (rows,), or None for all rows, beside a gradient (rows, dim).
         m, v: first and second moments, (rows, dim), float32; updated.
         var: the table, (rows, dim), float32, float16 or bfloat16; updated. Tables of a list may differ in shape and
             dtype.
-        lr: step size with the bias correction in it: a number, a one-element float tensor, or a list with one for each
-            table.
+        lr: step size, with the bias correction in it unless `bias_correction` says otherwise: a number, a one-element
+            float tensor, or a list with one for each table.
         beta1, beta2: decay of the moments.
         epsilon: added to the square root of v; its magnitude is at least 1e-8.
         assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
@@ -86,6 +139,21 @@ def lazy_adam_(
             right, and no other memory is touched.
         convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
             default `ANYFUSE_CONVENTION`.
+        row_step: counts of the rows, (rows,) int32, updated: for `bias_correction="row"` and `decay_mode="catch_up"`.
+        step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each table.
+            Needed for `bias_correction="global"`, `decay_mode="catch_up"` and `stochastic_rounding`.
+        bias_correction: False (lr as given), "global" (by `step`) or "row" (by each row's own count).
+        eps_mode: whether epsilon stands "inside" or "outside" of the correction.
+        weight_decay: decoupled from the gradient, for the named rows.
+        decay_mode: "touched" (a row stays as it is between the steps that name it) or "catch_up" (it then takes the
+            steps between first).
+        refuse_negative: negative ids other than `padding_idx` are an error instead of being skipped.
+        padding_idx: the id that is skipped, with `refuse_negative` (a mask has none).
+        grad_scale: sums of gradients are multiplied by 1/grad_scale (a one-element tensor, as GradScaler has).
+        found_inf: a one-element tensor; when it is not 0 nothing changes.
+        maximize: turns the sign of the gradients.
+        stochastic_rounding: None, or a seed (0 to 2^32 - 1): var of 16 bits is rounded by chance. A list has one seed a
+            table; otherwise table i takes the seed + i.
 
     Returns:
         (m, v, var), the objects that were given.
@@ -93,7 +161,7 @@ def lazy_adam_(
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit, an epsilon below 1e-8, in-place tensors that share memory.
-        IndexError: an id that is not below the rows of its table. Nothing has been written.
+        IndexError: an id that is not below the rows of its table (or refused as negative). Nothing has been written.
 
     Example:
         >>> import torch, anyfuse
@@ -104,18 +172,85 @@ def lazy_adam_(
                 [0.9968, 0.9968],
                 [1.0000, 1.0000]])
     """
-    given = {"gradient": gradient, "indices": indices, "m": m, "v": v, "var": var}
-    lists = [d.as_list(name, value, var, "var") for name, value in given.items()]
+    given = {"gradient": gradient, "m": m, "v": v, "var": var}
+    gradients, m_, v_, var_ = (d.as_list(name, value, var, "var") for name, value in given.items())
     _op(
-        *lists,
-        _lr_list(lr, len(lists[0])),
+        gradients,
+        _indices_list(indices, var),
+        m_,
+        v_,
+        var_,
+        [] if row_step is None else d.as_list("row_step", row_step, var, "var"),
+        _lr_list(lr, len(var_)),
+        [] if step is None else d.step_list(step, len(var_)),
+        grad_scale,
+        found_inf,
         beta1,
         beta2,
         epsilon,
         assume_unique,
         convention_or_default(convention),
+        _correction(bias_correction),
+        eps_mode,
+        weight_decay,
+        decay_mode,
+        refuse_negative,
+        padding_idx,
+        maximize,
+        seeds_of(stochastic_rounding, len(var_)),
     )
     return m, v, var
+
+
+@dataclass(frozen=True)
+class Options:
+    """The numbers and choices of a call, in the order of the schema."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    assume_unique: bool
+    convention: str
+    bias_correction: str
+    eps_mode: str
+    weight_decay: float
+    decay_mode: str
+    refuse_negative: bool
+    padding_idx: int | None
+    maximize: bool
+    stochastic_rounding: Sequence[int] | None
+
+    @property
+    def counts_rows(self) -> bool:
+        return self.bias_correction == "row" or self.decay_mode == "catch_up"
+
+    @property
+    def needs_step(self) -> bool:
+        return self.bias_correction == "global" or self.decay_mode == "catch_up" or bool(self.stochastic_rounding)
+
+    def skips(self, ids: Tensor) -> Tensor:
+        """Which ids are not to be stepped."""
+        return ids < 0 if self.padding_idx is None else (ids < 0) | (ids == self.padding_idx)
+
+
+def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
+    """`indices` as a list with one for each table; None stands for all rows."""
+    if isinstance(var, Tensor):
+        return [None] if indices is None else list(d.as_list("indices", indices, var, "var"))
+    if not isinstance(indices, (list, tuple)):
+        raise TypeError(f"indices is a {type(indices).__name__}; accepted: a list of tensors and None, as var is one")
+    if len(indices) != len(var):
+        raise ValueError(f"indices has {len(indices)} entries; accepted: {len(var)}, as many as var")
+    for item in indices:
+        if not isinstance(item, Tensor) and item is not None:
+            raise TypeError(f"indices holds a {type(item).__name__}; accepted: tensors and None")
+    return list(indices)
+
+
+def _correction(value: Any) -> str:
+    if value is not False and value not in CORRECTIONS[1:]:
+        raise ValueError(f"bias_correction is {value!r}; accepted: False, 'global', 'row'")
+    return "none" if value is False else value
 
 
 def _lr_list(lr: Any, count: int) -> list[Tensor]:
@@ -134,15 +269,19 @@ def _lr_list(lr: Any, count: int) -> list[Tensor]:
 
 def check(
     gradient: Sequence[Tensor],
-    indices: Sequence[Tensor],
+    indices: Sequence[Tensor | None],
     m: Sequence[Tensor],
     v: Sequence[Tensor],
     var: Sequence[Tensor],
+    row_step: Sequence[Tensor],
     lr: Sequence[Tensor],
-    epsilon: float,
+    step: Sequence[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    o: Options,
 ) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
-    d.require(abs(d.f32(epsilon)) >= SMALLEST_EPSILON, f"epsilon is {epsilon}; accepted: a magnitude of at least 1e-8")
+    check_options(o, bool(row_step), bool(step))
     for name, tensors in (("gradient", gradient), ("indices", indices), ("m", m), ("v", v)):
         d.require(len(tensors) == len(var), f"{name} has {len(tensors)} tensors; accepted: {len(var)}, as many as var")
     for g, ids, m_, v_, table in zip(gradient, indices, m, v, var, strict=True):
@@ -151,24 +290,77 @@ def check(
         for name, state in (("m", m_), ("v", v_)):
             d.require_tensor(name, state, STATE)
             d.require_shape(name, state, table.shape, "var")
-        d.require_tensor("indices", ids, INDICES)
-        flat = ids.dim() == 1 or (ids.dim() == 2 and ids.shape[1] == 1)
-        d.require(flat, f"indices has shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
         d.require_tensor("gradient", g, d.FLOATS)
-        d.require_shape("gradient", g, (ids.shape[0], table.shape[1]), "indices and the rows of var")
+        d.require_shape("gradient", g, (check_indices(ids, table), table.shape[1]), "indices and the rows of var")
+    for counts, table in zip(row_step, var, strict=bool(row_step)):
+        d.require_tensor("row_step", counts, (torch.int32,))
+        d.require_shape("row_step", counts, table.shape[:1], "the rows of var")
     d.require(len(lr) in (1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
     for value in lr:
         d.check_scalar("lr", value)
+    if step:
+        d.check_steps(step, len(var))
+    d.check_scalar("grad_scale", grad_scale)
+    d.check_scalar("found_inf", found_inf)
     if restricted():
-        PROFILES.check(gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var])
+        PROFILES.check(
+            gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var], row_step=row_step,
+            grad_scale=grad_scale, found_inf=found_inf, bias_correction=o.bias_correction,
+            weight_decay=o.weight_decay, maximize=o.maximize, stochastic_rounding=o.stochastic_rounding,
+            refuse_negative=o.refuse_negative,
+        )  # fmt: skip
 
 
-def check_ids(indices: Sequence[Tensor], var: Sequence[Tensor]) -> None:
-    """Refuses ids beyond their table."""
+def check_indices(ids: Tensor | None, table: Tensor) -> int:
+    """Refuses ids and masks of a wrong kind; returns how many rows the gradient has."""
+    if ids is None:
+        return table.shape[0]
+    d.require_tensor("indices", ids, INDICES)
+    if ids.dtype == torch.bool:
+        d.require_shape("indices (a mask)", ids, table.shape[:1], "the rows of var")
+    flat = ids.dim() == 1 or (ids.dim() == 2 and ids.shape[1] == 1)
+    d.require(flat, f"indices has shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
+    return ids.shape[0]
+
+
+def check_options(o: Options, row_step: bool, step: bool) -> None:
+    """Refuses numbers and choices, and what they need and is not given."""
+    accepted = "a magnitude of at least 1e-8"
+    d.require(abs(d.f32(o.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {o.epsilon}; accepted: {accepted}")
+    for name, value, choices in (("eps_mode", o.eps_mode, EPS_MODES), ("decay_mode", o.decay_mode, DECAY_MODES)):
+        d.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
+    both = o.bias_correction == "row" and o.decay_mode == "catch_up"
+    d.require(
+        not both, "bias_correction is 'row' beside decay_mode 'catch_up'; accepted: one of them, a row has one count"
+    )
+    needs = "bias_correction='row' or decay_mode='catch_up'"
+    d.require(row_step or not o.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
+    d.require(o.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
+    d.require(step or not o.needs_step, "step is None; accepted: the number of the step, as the options need it")
+    given = o.padding_idx is not None
+    d.require(o.refuse_negative or not given, f"padding_idx is {o.padding_idx}; accepted: None without refuse_negative")
+
+
+def check_ids(indices: Sequence[Tensor | None], var: Sequence[Tensor], o: Options) -> None:
+    """Refuses ids beyond their table, and negative ones where they are an error."""
     for ids, table in zip(indices, var, strict=True):
-        largest = int(ids.max()) if ids.numel() else -1
+        if ids is None or ids.dtype == torch.bool or ids.numel() == 0:
+            continue
+        largest = int(ids.max())
         if largest >= len(table):
             raise IndexError(f"indices holds {largest}; accepted: ids below {len(table)}, the rows of var")
+        negative = ids[ids < 0] if o.refuse_negative else ids[:0]
+        refused = negative if o.padding_idx is None else negative[negative != o.padding_idx]
+        if refused.numel():
+            accepted = "ids from 0 on" if o.padding_idx is None else f"ids from 0 on and the padding {o.padding_idx}"
+            raise IndexError(f"indices holds {int(refused[0])}; accepted: {accepted}")
+
+
+def check_step_values(steps: Sequence[int], o: Options) -> None:
+    """Refuses numbers that no step has."""
+    highest = 2**31 - 1 if o.decay_mode == "catch_up" else 2**63 - 1
+    for step in steps if o.needs_step else ():
+        d.require(1 <= step <= highest, f"step is {step}; accepted: 1 to {highest}")
 
 
 # ---- reference ----
@@ -189,30 +381,135 @@ def sum_by_id(gradient: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return ids, total
 
 
+def power(base: float, n: int) -> float:
+    """base^n by repeated squaring, in double."""
+    result = 1.0
+    while n > 0:
+        if n & 1:
+            result *= base
+        n >>= 1
+        base *= base
+    return result
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """The numbers of a step in double."""
+
+    lr: float
+    options: Options
+
+    def corrected(self, power1: float, power2: float) -> tuple[float, float]:
+        """lr and epsilon after beta1^n and beta2^n, n the number of the step."""
+        o = self.options
+        if o.bias_correction == "none":
+            return self.lr, o.epsilon
+        with np.errstate(all="ignore"):  # C's values, not Python's exceptions
+            root = np.sqrt(np.float64(1.0 - power2))
+            return self.lr * root / np.float64(1.0 - power1), o.epsilon * root if o.eps_mode == "outside" else o.epsilon
+
+    def at(self, n: int) -> tuple[float, float]:
+        lr, epsilon = self.corrected(power(self.options.beta1, n), power(self.options.beta2, n))
+        return -d.f32(lr), d.f32(epsilon)
+
+    @property
+    def decay(self) -> float:
+        return 1.0 - self.lr * self.options.weight_decay
+
+
+def moves_that_count(beta1: float, beta2: float) -> int:
+    """After how many steps without a gradient a row no longer moves."""
+    with np.errstate(all="ignore"):
+        ratio = np.float64(beta1) / np.sqrt(np.float64(beta2))
+        size, moves = np.float64(1.0), 0
+        while size >= 2**-24 and moves < 2**16:
+            size *= ratio
+            moves += 1
+    return moves
+
+
+def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _Exact) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that were last named at step `last`, after the steps up to `step` - 1."""
+    o = exact.options
+    skipped = max(step - 1 - last, 0)
+    moves = min(skipped, moves_that_count(o.beta1, o.beta2)) if last > 0 else 0
+    power1, power2, decay1, root_decay = power(o.beta1, last), power(o.beta2, last), 1.0, 1.0
+    root, decay, moved = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay), torch.zeros_like(var)
+    for _ in range(moves):
+        power1, power2, decay1 = power1 * o.beta1, power2 * o.beta2, decay1 * o.beta1
+        root_decay *= np.sqrt(np.float64(o.beta2))
+        lr, epsilon = exact.corrected(power1, power2)
+        moved = moved * decay + (m * -d.f32(lr * decay1)) / (root * d.f32(root_decay) + d.f32(epsilon))
+    var = var * d.f32(power(exact.decay, skipped)) + moved * d.f32(power(exact.decay, skipped - moves))
+    return m * d.f32(power(o.beta1, skipped)), v * d.f32(power(o.beta2, skipped)), var
+
+
+def _for_each_count(counts: Tensor, use: Callable[[int, Tensor], None]) -> None:
+    """Calls use(count, which rows have it)."""
+    for count in counts.unique().tolist():
+        use(count, counts == count)
+
+
+def _named(gradient: Tensor, indices: Tensor | None, o: Options) -> tuple[Tensor, Tensor]:
+    """The rows to step, ascending, and the gradient of each."""
+    if indices is None:
+        return torch.arange(len(gradient)), d.real(gradient)
+    if indices.dtype == torch.bool:
+        ids = indices.flatten().nonzero().flatten()
+        return ids, d.real(gradient[ids])
+    flat = indices.flatten().long()
+    return sum_by_id(gradient, torch.where(o.skips(flat), -1, flat))
+
+
 def reference(
     gradient: Tensor,
-    indices: Tensor,
+    indices: Tensor | None,
     m: Tensor,
     v: Tensor,
     var: Tensor,
+    row_step: Tensor | None,
     lr: float,
-    *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One table's step, as new tensors (m, v, var). The definition of the operator's numbers."""
-    rest1, rest2 = (d.f32(1.0 - (d.f32(x) if convention == "device" else x)) for x in (beta1, beta2))
-    ids, g = sum_by_id(gradient, indices.flatten())
-    m_new = d.real(m[ids]) * d.f32(beta1) + g * rest1
-    v_new = (d.real(v[ids]) * d.f32(beta2) + (g * g) * rest2).abs()
-    step = (m_new * -d.f32(lr)) / (d.correctly_rounded_sqrt(v_new) + d.f32(epsilon))
-    var_new = d.real(var[ids]) + step
+    step: int,
+    grad_factor: float,
+    seed: int | None,
+    o: Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One table's step, as new tensors (m, v, var, row_step). The definition of the operator's numbers."""
+    exact = _Exact(lr, o)
+    rest1, rest2 = (d.f32(1.0 - (d.f32(x) if o.convention == "device" else x)) for x in (o.beta1, o.beta2))
+    ids, g = _named(gradient, indices, o)
+    if var.shape[1] == 0:
+        ids, g = ids[:0], g[:0]  # nothing to step, nothing to count
+    g = g * d.f32(grad_factor)
+    m_old, v_old, var_old = (d.real(tensor[ids]) for tensor in (m, v, var))
+    minus_lr, epsilon = (torch.full((len(ids), 1), value, dtype=g.dtype) for value in exact.at(step))
+    counts = None if row_step is None else row_step[ids].clamp(min=0)
+    if counts is not None and o.decay_mode == "catch_up":
+
+        def catch_up(last: int, rows: Tensor) -> None:
+            m_old[rows], v_old[rows], var_old[rows] = _caught_up(
+                m_old[rows], v_old[rows], var_old[rows], last, step, exact
+            )
+
+        _for_each_count(counts, catch_up)
+        counts = torch.full_like(counts, step)
+    elif counts is not None:
+        counts = counts.clamp(max=2**31 - 2) + 1
+
+        def correct(count: int, rows: Tensor) -> None:
+            minus_lr[rows], epsilon[rows] = (torch.tensor(value, dtype=g.dtype) for value in exact.at(count))
+
+        _for_each_count(counts, correct)
+    m_new = m_old * d.f32(o.beta1) + g * rest1
+    v_new = (v_old * d.f32(o.beta2) + (g * g) * rest2).abs()
+    update = (m_new * minus_lr) / (d.correctly_rounded_sqrt(v_new) + epsilon)
+    var_new = d.real(var)
+    var_new = var_new.index_copy(0, ids, var_old * d.f32(exact.decay) + update)
     results = m.clone(), v.clone(), var.clone()
-    for result, rows in zip(results, (m_new, v_new, var_new), strict=True):
+    for result, rows in zip(results, (m_new, v_new), strict=False):
         result[ids] = rows.to(result.dtype)
-    return results
+    results[2][ids] = rounded(var_new, var.dtype, seed, step, 0)[ids]
+    return *results, None if row_step is None else row_step.index_copy(0, ids, counts)  # type: ignore[arg-type]
 
 
 # ---- CPU ----
@@ -233,6 +530,11 @@ class Row(_core.Struct, c_name="anyfuse_lazy_adam_row"):
         ("indices_dtype", _core.i32),
         ("var_dtype", _core.i32),
         ("reserved", _core.i32),
+        ("step", _core.i64),
+        ("row_step", _core.pointer),
+        ("padding_idx", _core.i64),
+        ("seed", _core.u32),
+        ("reserved2", _core.i32),
     ]
 
 
@@ -249,6 +551,14 @@ class Params(_core.Struct, c_name="anyfuse_lazy_adam_params"):
         ("convention", _core.i32),
         ("threads", _core.i32),
         ("reserved", _core.i32),
+        ("weight_decay", _core.f64),
+        ("grad_scale", _core.f64),
+        ("bias_correction", _core.i32),
+        ("eps_outside", _core.i32),
+        ("catch_up", _core.i32),
+        ("refuse_negative", _core.i32),
+        ("maximize", _core.i32),
+        ("stochastic_rounding", _core.i32),
     ]
 
 
@@ -260,11 +570,17 @@ class _Excerpt:
     """The named rows of a table whose tensors are not all contiguous, as contiguous tensors: a copy of the whole table
     would be work that grows with its size."""
 
-    def __init__(self, indices: Tensor, *tensors: Tensor) -> None:
-        flat = indices.flatten()
-        self.ids = flat[flat >= 0].unique().long()
-        self.indices = torch.where(flat < 0, -1, torch.searchsorted(self.ids, flat.long()))
+    def __init__(self, gradient: Tensor, indices: Tensor | None, tensors: Sequence[Tensor], o: Options) -> None:
         self.tensors = tensors
+        if indices is None or indices.dtype == torch.bool:
+            self.ids = torch.arange(len(gradient)) if indices is None else indices.flatten().nonzero().flatten()
+            self.gradient, self.indices = gradient[self.ids], None
+        else:
+            flat = indices.flatten().long()
+            skipped = o.skips(flat)
+            self.ids = flat[~skipped].unique()
+            self.gradient = gradient
+            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat))
         self.rows = [tensor[self.ids] for tensor in tensors]
 
     def write_back(self) -> None:
@@ -275,94 +591,113 @@ class _Excerpt:
 
 def _cpu(
     gradient: list[Tensor],
-    indices: list[Tensor],
+    indices: list[Tensor | None],
     m: list[Tensor],
     v: list[Tensor],
     var: list[Tensor],
+    row_step: list[Tensor],
     lr: list[Tensor],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    assume_unique: bool,
-    convention: str,
+    step: list[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    *options: Any,
 ) -> None:
-    check(gradient, indices, m, v, var, lr, epsilon)
-    d.check_memory((("m", m), ("v", v), ("var", var)), (("gradient", gradient), ("indices", indices)))
+    o = Options(*options)
+    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, o)
+    given = [ids for ids in indices if ids is not None]
+    written = (("m", m), ("v", v), ("var", var), ("row_step", row_step))
+    d.check_memory(written, (("gradient", gradient), ("indices", given)))
+    if found_inf is not None and float(found_inf) != 0.0:
+        return
     lrs = [float(value) for value in lr] * (len(var) if len(lr) == 1 else 1)
+    steps = d.step_values(step, len(var)) if step else [0] * len(var)
+    check_step_values(steps, o)
+    scale = 1.0 if grad_scale is None else float(grad_scale)
+    tables = list(zip(m, v, var, row_step, strict=True)) if row_step else list(zip(m, v, var, strict=True))
     if use_reference():
-        check_ids(indices, var)
-        for i, lr_ in enumerate(lrs):
-            results = reference(
-                gradient[i], indices[i], m[i], v[i], var[i], lr_,
-                beta1=beta1, beta2=beta2, epsilon=epsilon, convention=convention,
-            )  # fmt: skip
-            d.assign((m[i], v[i], var[i]), results)
+        check_ids(indices, var, o)
+        factor, seeds = (-1.0 if o.maximize else 1.0) / scale, o.stochastic_rounding
+        for i, table in enumerate(tables):
+            counts, seed = row_step[i] if row_step else None, seeds[i] if seeds else None
+            results = reference(gradient[i], indices[i], m[i], v[i], var[i], counts, lrs[i], steps[i], factor, seed, o)
+            d.assign(table, [result for result in results if result is not None])
     else:
-        _run(gradient, indices, m, v, var, lrs, beta1, beta2, epsilon, assume_unique, convention)
-    d.write_back((m, m), (v, v), (var, var))
+        _run(gradient, indices, tables, lrs, steps, scale, o)
+    d.write_back((m, m), (v, v), (var, var), (row_step, row_step))
 
 
 def _run(
     gradient: list[Tensor],
-    indices: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    var: list[Tensor],
+    indices: list[Tensor | None],
+    given: Sequence[Sequence[Tensor]],
     lr: list[float],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    assume_unique: bool,
-    convention: str,
+    step: list[int],
+    grad_scale: float,
+    o: Options,
 ) -> None:
-    gradient_, indices_ = d.contiguous(gradient), d.contiguous(indices)  # kept until the call is over
-    tables: list[Sequence[Tensor]] = list(zip(m, v, var, strict=True))
-    excerpts = []
+    gradient_ = d.contiguous(gradient)  # these are kept until the call is over
+    indices_ = [None if ids is None else ids.contiguous() for ids in indices]
+    tables, excerpts = list(given), []
+    seeds = o.stochastic_rounding or [0] * len(tables)
+    padding = [NO_PADDING if o.padding_idx is None else o.padding_idx] * len(tables)
     for i, table in enumerate(tables):
-        if not all(tensor.is_contiguous() for tensor in table):
-            check_ids(indices, var)
-            excerpt = _Excerpt(indices_[i], *table)
+        if all(tensor.is_contiguous() for tensor in table):
+            continue
+        check_ids(indices, [table[2] for table in given], o)
+        if o.stochastic_rounding:  # the chance of an element depends on its place in the table
+            tables[i] = d.contiguous(table)
+        else:
+            excerpt = _Excerpt(gradient_[i], indices_[i], table, o)
             excerpts.append(excerpt)
-            indices_[i], tables[i] = excerpt.indices, excerpt.rows
+            gradient_[i], indices_[i], tables[i] = excerpt.gradient, excerpt.indices, excerpt.rows
+            padding[i] = PADDING_OF_EXCERPT
     rows = _core.array(
         Row,
         [
             (
-                ids.shape[0], p.shape[0], p.shape[1],
-                g.data_ptr(), ids.data_ptr(), a.data_ptr(), b.data_ptr(), p.data_ptr(), lr_,
-                number[g.dtype], number[ids.dtype], number[p.dtype], 0,
+                g.shape[0], table[2].shape[0], table[2].shape[1],
+                g.data_ptr(), 0 if ids is None else ids.data_ptr(), *(tensor.data_ptr() for tensor in table[:3]), lr_,
+                number[g.dtype], number[torch.bool if ids is None else ids.dtype], number[table[2].dtype], 0,
+                now, table[3].data_ptr() if len(table) > 3 else 0, pad, seed, 0,
             )
-            for g, ids, (a, b, p), lr_ in zip(gradient_, indices_, tables, lr, strict=True)
+            for g, ids, table, lr_, now, pad, seed in zip(
+                gradient_, indices_, tables, lr, step, padding, seeds, strict=True
+            )
         ],
     )  # fmt: skip
     try:
         _native(
             Params(
-                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(tables), beta1, beta2, epsilon,
-                assume_unique, _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
+                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(tables),
+                o.beta1, o.beta2, o.epsilon, o.assume_unique, _core.CONVENTIONS[o.convention], torch.get_num_threads(),
+                0, o.weight_decay, grad_scale, CORRECTIONS.index(o.bias_correction), o.eps_mode == "outside",
+                o.decay_mode == "catch_up", o.refuse_negative, o.maximize, bool(o.stochastic_rounding),
             )
         )  # fmt: skip
     except IndexError:
-        check_ids(indices, var)  # says which
+        check_ids(indices, [table[2] for table in given], o)  # says which
         raise
     for excerpt in excerpts:
         excerpt.write_back()
+    if o.stochastic_rounding:
+        for table, worked_on in zip(given, tables, strict=True):
+            d.write_back((table, worked_on))
 
 
 def _fake(
     gradient: list[Tensor],
-    indices: list[Tensor],
+    indices: list[Tensor | None],
     m: list[Tensor],
     v: list[Tensor],
     var: list[Tensor],
+    row_step: list[Tensor],
     lr: list[Tensor],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    assume_unique: bool,
-    convention: str,
+    step: list[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    *options: Any,
 ) -> None:
-    check(gradient, indices, m, v, var, lr, epsilon)
+    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, Options(*options))
 
 
 _op = d.define(SCHEMA, _cpu, _fake)
@@ -382,7 +717,7 @@ def _draw_ids(draw: Draw, n: int, rows: int, unique: bool) -> Tensor:
     ids[ids >= rows] = -1
     if draw.chance(0.4):
         ids[draw.rng.random(n) < draw.choice((0.1, 0.5, 1.0))] = draw.choice((-1, -2, -(2**31)))
-    dtype = draw.choice(INDICES)
+    dtype = draw.choice(IDS)
     if dtype is torch.int64 and draw.chance(0.2):
         ids[ids < 0] = -(2**40) - 1
     if not unique and draw.chance(0.2):
@@ -390,17 +725,26 @@ def _draw_ids(draw: Draw, n: int, rows: int, unique: bool) -> Tensor:
     return torch.from_numpy(ids.astype("int64")).to(dtype)
 
 
-def _draw_table(draw: Draw, dtypes: tuple[torch.dtype, torch.dtype], unique: bool) -> dict[str, Tensor]:
+def _draw_mask(draw: Draw, rows: int) -> Tensor | None:
+    """Which of all rows are stepped."""
+    return torch.from_numpy(draw.rng.random(rows) < draw.choice((0.0, 0.3, 1.0))) if draw.chance(0.5) else None
+
+
+def _draw_table(draw: Draw, dtypes: tuple[torch.dtype, torch.dtype], unique: bool, plain: bool) -> dict[str, Any]:
     dim = draw.choice(DIMS) if draw.chance(0.9) else draw.integer(0, 2000)
     most = 2500 // max(dim, 1) + 1  # large ones are among the edges
     rows = draw.choice((0, 1, 2, 3, 10, 100, 1000, 1025)) if draw.chance(0.8) else draw.integer(0, 4000)
     rows = min(rows, most)
     n = min(draw.choice((0, 1, 2, 3, 8, 33, 100, 1000)) if draw.chance(0.8) else draw.integer(0, 4000), most)
-    ids = _draw_ids(draw, n, rows, unique)
+    if plain or draw.chance(0.6):
+        ids = _draw_ids(draw, n, rows, unique)
+        indices: Tensor | None = ids.unsqueeze(1) if draw.chance(0.3) else ids
+    else:
+        n, indices = rows, _draw_mask(draw, rows)
     gradient_dtype, var_dtype = dtypes
-    table = {
+    table: dict[str, Any] = {
         "gradient": draw.normal((n, dim), gradient_dtype, scale=draw.choice((1.0, 1e-3, 1e3))),
-        "indices": ids.unsqueeze(1) if draw.chance(0.3) else ids,
+        "indices": indices,
         "m": draw.normal((rows, dim)),
         "v": draw.normal((rows, dim)),
         "var": draw.normal((rows, dim), var_dtype),
@@ -413,19 +757,52 @@ def _draw_table(draw: Draw, dtypes: tuple[torch.dtype, torch.dtype], unique: boo
     kept = {"gradient": False, "indices": False, "m": True, "v": True, "var": True}
     expanded = unique and n > 1  # an expanded list of ids would break the promise
     return {
-        name: draw.view(tensor, writable=kept[name] or (name == "indices" and expanded))
+        name: None if tensor is None else draw.view(tensor, writable=kept[name] or (name == "indices" and expanded))
         for name, tensor in table.items()
     }
 
 
+def _draw_options(draw: Draw, tables: Sequence[dict[str, Any]], one: bool) -> dict[str, Any]:
+    """What a training loop asks for; the counts of rows go into `tables`."""
+    options: dict[str, Any] = {
+        "bias_correction": draw.choice((False, "global", "row")),
+        "eps_mode": draw.choice(EPS_MODES),
+        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
+        "maximize": draw.chance(0.2),
+        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.3) else None,
+        "found_inf": torch.tensor([1.0]) if draw.chance(0.03) else None,
+        "stochastic_rounding": draw.choice((None, None, 7, 2**32 - 1)),
+        "decay_mode": "touched",
+    }
+    if options["bias_correction"] != "row" and draw.chance(0.3):
+        options["decay_mode"] = "catch_up"
+    if options["bias_correction"] == "row" or options["decay_mode"] == "catch_up":
+        last = draw.choice(((0, 1, 2), (0, 3, 5), (1, 200, 1000), (0, 2**31 - 1, -3)))
+        for table in tables:
+            counts = torch.from_numpy(draw.rng.choice(last, len(table["var"]))).int()
+            table["row_step"] = draw.view(counts)
+    steps = [draw.choice((1, 2, 7, 1003)) for _ in tables]
+    options["step"] = steps if not one and draw.chance(0.5) else steps[0]
+    if draw.chance(0.3) and all(bool((table["indices"] >= 0).all()) for table in tables if _has_ids(table)):
+        options["refuse_negative"] = True
+        options["padding_idx"] = draw.choice((None, 0, 1, -5))
+    return options
+
+
+def _has_ids(table: Mapping[str, Any]) -> bool:
+    return table["indices"] is not None and table["indices"].dtype != torch.bool
+
+
 def draw(draw: Draw) -> Sample:
     unique = draw.chance(0.3)
+    plain = draw.chance(0.5)
     count = draw.choice((1, 1, 1, 2, 5))
-    tables = [_draw_table(draw, (draw.choice(d.FLOATS), draw.choice(d.FLOATS)), unique) for _ in range(count)]
+    dtypes = [(draw.choice(d.FLOATS), draw.choice(d.FLOATS)) for _ in range(count)]
+    tables = [_draw_table(draw, pair, unique, plain) for pair in dtypes]
     one = count == 1 and draw.chance(0.8)
-    arguments: dict[str, Any] = {
-        name: tables[0][name] if one else [table[name] for table in tables] for name in tables[0]
-    }
+    options = {} if plain else _draw_options(draw, tables, one)
+    arguments: dict[str, Any] = {"row_step": None, **options}
+    arguments |= {name: tables[0][name] if one else [table[name] for table in tables] for name in tables[0]}
     lrs: list[Any] = [draw.choice((1e-3, 0.1, 1.0, 0.0, -0.5)) for _ in range(count)]
     if draw.chance(0.5):
         lrs = [torch.tensor([value], dtype=draw.choice((torch.float32, torch.float64))) for value in lrs]
@@ -437,8 +814,8 @@ def draw(draw: Draw) -> Sample:
         "assume_unique": unique,
         "convention": draw.choice(("formula", "device")),
     }
-    shapes = [(len(table["indices"]), *table["var"].shape) for table in tables]
-    return Sample(f"(n, rows, dim)={shapes} assume_unique={unique}", arguments)
+    shapes = [(len(table["gradient"]), *table["var"].shape) for table in tables]
+    return Sample(f"(n, rows, dim)={shapes} assume_unique={unique} {options}", arguments)
 
 
 def edges() -> Iterable[Sample]:
@@ -471,6 +848,16 @@ def edges() -> Iterable[Sample]:
     yield Sample(
         "distinct ids, not looked for", {**table(20_000, 40_000, 9, distinct), "lr": 0.1, "assume_unique": True}
     )
+    every = {"step": 40, "bias_correction": "global", "eps_mode": "outside", "weight_decay": 0.1, "lr": 0.1}
+    for dtype in d.FLOATS:
+        tables = [table(1, 1, dim, ids(1, 1), dtype) for dim in (1, 15, 257, 70_000)]
+        dense: dict[str, Any] = {name: [t[name] for t in tables] for name in tables[0]}
+        dense["indices"] = [None] * len(tables)
+        yield Sample(f"{dtype}, all rows", {**dense, **every, "stochastic_rounding": 3})
+    mask = torch.from_numpy(source.rng.random(20_000) < 0.1)
+    yield Sample("a mask of 20000 rows", {**table(20_000, 20_000, 9, mask), **every})
+    late = {**table(5000, 9000, 8, ids(5000, 9000)), "row_step": torch.arange(9000).int() % 3 * 11}
+    yield Sample("rows that catch up", {**late, **every, "decay_mode": "catch_up"})
     yield Sample("20000 ids in 40000 rows", {**table(20_000, 40_000, 9, ids(20_000, 40_000)), "lr": 0.1})
 
 
@@ -524,11 +911,11 @@ def bad_calls() -> Iterable[BadCall]:
     yield BadCall("gradient of more rows than ids", call(gradient=torch.ones(3, 4)), ValueError, "gradient")
     yield BadCall("gradient of another width", call(gradient=torch.ones(2, 5)), ValueError, "gradient")
     yield BadCall("gradient of three dimensions", call(gradient=torch.ones(2, 4, 1)), ValueError, "gradient")
-    for dtype in (torch.uint8, torch.int16, torch.float32, torch.bool):
+    for dtype in (torch.uint8, torch.int16, torch.float32):
         yield BadCall(f"ids of dtype {dtype}", call(indices=torch.tensor([1, 0]).to(dtype)), TypeError, "indices")
     yield BadCall("ids of shape (1, n)", call(indices=torch.tensor([[2, 0]])), ValueError, "indices")
     yield BadCall("ids of no dimension", call(indices=torch.tensor(2)), ValueError, "indices")
-    for dtype in INDICES:
+    for dtype in IDS:
         for assume_unique in (False, True):
             ids = torch.tensor([0, 3], dtype=dtype)
             label = f"an id of 3 in 3 rows, {dtype}, assume_unique={assume_unique}"
@@ -549,6 +936,33 @@ def bad_calls() -> Iterable[BadCall]:
     yield BadCall("lr a string", call(lr="0.1"), TypeError, "lr")
     for epsilon in (0.0, 9.9e-9, -9.9e-9, float("nan")):
         yield BadCall(f"epsilon {epsilon}", call(epsilon=epsilon), ValueError, "epsilon")
+    yield BadCall("a mask of too few rows", call(indices=torch.tensor([True, False])), ValueError, "indices")
+    yield BadCall("all rows, of some a gradient", call(indices=None), ValueError, "gradient")
+    yield BadCall("a list that holds a number", {**two, "indices": [None, 1], "lr": 0.1}, TypeError, "indices")
+    yield BadCall("no list of indices", {**two, "indices": None, "lr": 0.1}, TypeError, "indices")
+    for correction in (True, "none", "local", 1):
+        bad = call(bias_correction=correction, step=1)
+        yield BadCall(f"bias_correction {correction}", bad, ValueError, "bias_correction")
+    counts = torch.zeros(3, dtype=torch.int32)
+    caught_up = {"decay_mode": "catch_up", "row_step": counts}
+    yield BadCall("unknown eps_mode", call(eps_mode="both"), ValueError, "eps_mode")
+    yield BadCall("unknown decay_mode", call(decay_mode="lazy"), ValueError, "decay_mode")
+    yield BadCall("no counts of rows", call(bias_correction="row"), ValueError, "row_step")
+    yield BadCall("counts that nothing needs", call(row_step=counts), ValueError, "row_step")
+    yield BadCall("counts of another dtype", call(bias_correction="row", row_step=counts.long()), TypeError, "row_step")
+    yield BadCall("counts of other rows", call(bias_correction="row", row_step=counts[:2]), ValueError, "row_step")
+    yield BadCall(
+        "two kinds of counts", call(bias_correction="row", step=1, **caught_up), ValueError, "bias_correction"
+    )
+    yield BadCall("no step", call(bias_correction="global"), ValueError, "step")
+    yield BadCall("step 0", call(bias_correction="global", step=0), ValueError, "step")
+    yield BadCall("step 2^31", call(step=2**31, **caught_up), ValueError, "step")
+    yield BadCall("padding without its rule", call(padding_idx=0), ValueError, "padding_idx")
+    for padding in (None, -1):
+        given = call(indices=torch.tensor([0, -2]), refuse_negative=True, padding_idx=padding)
+        yield BadCall(f"an id of -2, padding {padding}", given, IndexError, "indices")
+    yield BadCall("a seed of 33 bits", call(step=1, stochastic_rounding=2**32), ValueError, "stochastic_rounding")
+    yield BadCall("grad_scale of two elements", call(grad_scale=torch.ones(2)), ValueError, "grad_scale")
     yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
     same = torch.ones(3, 4)
     yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")
@@ -563,7 +977,7 @@ register(
         schema=SCHEMA,
         document="004",
         summary="Adam for the rows of a table that a step names",
-        in_place=("m", "v", "var"),
+        in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),
         draw=draw,
         edges=edges,

@@ -28,6 +28,7 @@ Run = Callable[[], None]
 
 _dtype_of, _layout_of, _device_of = attrgetter("dtype"), attrgetter("layout"), attrgetter("device")
 _CPU = torch.device("cpu")
+_STRIDED = frozenset([torch.strided])
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -37,14 +38,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     - `_prepare(number, group, params, grads, grad_scale)`: makes the parameters' state where there is none, refuses
       what the operator would refuse, and returns the function that does the step,
     - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in the form that `_prepare` takes,
-    - `_check_gradients(params, grads)`, where more than dense gradients are accepted.
+    - `_with_gradients(group)` and `_check_gradients(params, grads)`, where more than dense gradients are accepted.
     """
 
     # torch.amp.GradScaler leaves unscaling and skipping to `step` by the attributes grad_scale and found_inf.
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Any] = {}
         self._seen: list[State] = []
         super().__init__(params, defaults)
 
@@ -68,7 +69,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_group(group)
             for param in group["params"]:
                 if param.requires_grad:
-                    _check_param(param)
+                    check_param(param)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -104,10 +105,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and float(found_inf) != 0.0:
             return loss
         grad_scale = 1.0 if scale is None else float(scale)
-        work = []
+        work: list[tuple[int, Group, list[Tensor], list[Any]]] = []
         for number, group in enumerate(self.param_groups):
-            pairs = [(param, grad) for param in group["params"] if (grad := param.grad) is not None]
-            params, grads = [param for param, _ in pairs], [grad for _, grad in pairs]
+            params, grads = self._with_gradients(group)
             self._check_gradients(params, grads)
             work.append((number, group, params, grads))
         self._forget_replaced_states()
@@ -115,16 +115,21 @@ class FusedOptimizer(torch.optim.Optimizer):
             run()
         return loss
 
-    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+    def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
+        """The parameters to step, and what each is stepped by."""
+        params = [param for param in group["params"] if param.grad is not None]
+        return params, [param.grad for param in params]
+
+    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         check_dense(grads)
 
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
         raise NotImplementedError
 
-    def _plan(self, key: Any, params: Sequence[Tensor], grads: Sequence[Tensor], make: Callable[[], Plan]) -> Plan:
-        """The cached plan of that key while it holds, otherwise a new one."""
+    def _plan(self, key: Any, params: Sequence[Tensor], others: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """The cached plan of that key while it holds for the parameters and what goes with them, else a new one."""
         plan = self._plans.get(key)
-        if plan is None or not plan.holds(params, grads):
+        if plan is None or not plan.holds(params, others):
             plan = self._plans[key] = make()
             self._seen = list(self.state.values())
         return plan
@@ -229,7 +234,9 @@ class Plan:
         dtypes: Mapping[str, str],
     ) -> None:
         self.params, self.states = list(params), list(states)
-        self._tensors_of = [_getter([key for key in fields.values() if key in state]) for state in states]
+        keys = [tuple(key for key in fields.values() if key in state) for state in states]
+        getters = {some: _getter(some) for some in keys}
+        self._tensors_of = next(iter(getters.values())) if len(getters) == 1 else [getters[some] for some in keys]
         self._tensors = self._state_tensors()
         _check_rows(self.params, grads, self._tensors)
         in_place = [("a parameter", self.params), ("an optimizer state", self._tensors)]
@@ -275,6 +282,8 @@ class Plan:
         return self.rows.ctypes.data
 
     def _state_tensors(self) -> list[Tensor]:
+        if callable(self._tensors_of):  # all states have the same keys: no line of Python a parameter
+            return list(chain.from_iterable(map(self._tensors_of, self.states)))
         pairs = zip(self._tensors_of, self.states, strict=True)
         return list(chain.from_iterable([tensors_of(state) for tensors_of, state in pairs]))
 
@@ -303,7 +312,7 @@ class Through:
         return buffer
 
 
-def _getter(keys: list[str]) -> Callable[[State], Iterable[Tensor]]:
+def _getter(keys: Sequence[str]) -> Callable[[State], Iterable[Tensor]]:
     """The entries of a state under some keys, as a tuple."""
     if len(keys) > 1:
         return itemgetter(*keys)
@@ -337,7 +346,7 @@ def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
 
 def _check_rows(params: Sequence[Tensor], grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     for param, grad in zip(params, grads, strict=True):
-        _check_param(param)
+        check_param(param)
         d.require_tensor("a gradient", grad, d.FLOATS)
         d.require_shape("a gradient", grad, param.shape, "its parameter")
         if grad.device != _CPU:
@@ -347,14 +356,14 @@ def _check_rows(params: Sequence[Tensor], grads: Sequence[Tensor], tensors: Sequ
             raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
 
 
-def _check_param(param: Tensor) -> None:
+def check_param(param: Tensor) -> None:
     d.require_tensor("a parameter", param, d.FLOATS)
     if param.device != _CPU:
         raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU")
 
 
 def check_dense(grads: Sequence[Tensor]) -> None:
-    if any(layout is not torch.strided for layout in map(_layout_of, grads)):
+    if not _STRIDED.issuperset(map(_layout_of, grads)):
         raise TypeError(
             "a gradient is sparse; accepted: dense gradients (LazyAdam steps the rows of sparse ones, or use "
             "sparse=False)"

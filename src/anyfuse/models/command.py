@@ -1,0 +1,114 @@
+"""`anyfuse quantize` and `anyfuse eval`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .._console import Json, print_json, table
+from .convert import quantize_
+from .evaluate import WINDOW, evaluate
+from .storage import FILE, load_quantized, save_quantized
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model, or a .gguf file.")]
+
+
+def quantize(
+    model: Model,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the quantized model and its tokenizer.")],
+    calibrate: Annotated[
+        Path | None, typer.Option(metavar="TEXT", help="Text like what the model will read; default: random tokens.")
+    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="A linear to keep in float, by name or pattern.")] = None,
+    head: Annotated[bool, typer.Option(help="Quantize lm_head, too.")] = False,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of TEXT that are read, at most.")] = 2048,
+    json_: Json = False,
+) -> None:
+    """Put a language model into W8A8: int8 weights, int8 activations.
+
+    Llama, Mistral, Qwen2, Qwen3 and SmolLM models, by transformers (extra hf). Nothing is downloaded.
+    """
+    kept = [*(skip or ()), *(() if head else ("lm_head",))]
+    with _progress(json_) as bars:
+        task = bars.add_task("load", total=None)
+        float_model, tokenizer = open_model(model)
+        batches: Any = "random"
+        if calibrate is not None:
+            batches = [part[None] for part in _ids(tokenizer, calibrate, tokens).split(512)]
+        bars.update(task, description="calibrate and quantize")
+        report = quantize_(float_model, calibration=batches, skip=kept)
+        bars.update(task, description="write")
+        save_quantized(float_model, out)
+        tokenizer.save_pretrained(out)
+    if json_:
+        print_json({**asdict(report), "out": str(out)})
+        return
+    Console().print(f"{len(report.replaced)} modules replaced; their {report.float_bytes} bytes are {report.bytes} now")
+    for name, reason in report.kept.items():
+        Console().print(f"kept {name}: {reason}", highlight=False)
+    Console().print(f"Written: {out}", highlight=False)
+
+
+def eval_(
+    model: Model,
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A text file to judge the model on.")],
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of TEXT that are read, at most.")] = WINDOW,
+    json_: Json = False,
+) -> None:
+    """Measure a model's perplexity on a text, its tokens per second and its bytes, float or quantized."""
+    with _progress(json_) as bars:
+        task = bars.add_task("load", total=None)
+        opened, tokenizer = open_model(model)
+        ids = _ids(tokenizer, text, tokens)
+        bars.update(task, description="evaluate", total=-(-ids.shape[0] // WINDOW))
+        result = asdict(evaluate(opened, ids, advance=lambda: bars.advance(task)))
+    if json_:
+        print_json(result)
+        return
+    lines = table(str(model), "figure", "value", numbers=("value",))
+    for name, value in result.items():
+        lines.add_row(name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else f"{value}")
+    Console().print(lines)
+
+
+def open_model(path: Path) -> tuple[Any, Any]:
+    """A model and its tokenizer: quantized (a folder that holds our file), or float, from a folder or a GGUF file.
+
+    Raises OSError where there is nothing, ImportError without transformers.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; accepted: a model's folder or a .gguf file")
+    try:
+        import transformers
+    except ImportError:
+        raise RuntimeError("transformers is missing: pip install 'anyfuse[hf]'") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if (path / FILE).is_file():
+        return load_quantized(path), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    source: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if path.is_file() else path
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **source)
+    return model.eval(), tokenizer
+
+
+def _ids(tokenizer: Any, path: Path, tokens: int) -> Any:
+    """The first ids of a text, (length,)."""
+    ids = tokenizer(path.read_text(encoding="utf-8"), return_tensors="pt").input_ids[0, :tokens]
+    if ids.shape[0] < 2:
+        raise ValueError(f"{path} holds {ids.shape[0]} tokens; accepted: 2 or more")
+    return ids
+
+
+def _progress(hidden: bool) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(),
+        console=console, transient=True, disable=hidden or not console.is_terminal,
+    )  # fmt: skip

@@ -1,0 +1,435 @@
+"""Adam for embedding tables: the rows that a step names, and dense parameters beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._settings import use_reference
+from ..ops import _dispatch as d
+from ..ops import lazy_adam as op
+from ._base import (
+    FusedOptimizer,
+    Group,
+    Run,
+    State,
+    Through,
+    check_choice,
+    check_flag,
+    check_param,
+    copy_value,
+    count_steps,
+    first_seed,
+    next_steps,
+    seeds_of,
+)
+
+_ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a table is stepped by: a gradient for the rows that are named by ids, by a mask, or (None) for all rows."""
+
+    gradient: Tensor
+    indices: Tensor | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        return self.indices is None or self.indices.dtype == torch.bool
+
+
+class LazyAdam(FusedOptimizer):
+    """Adam that steps the rows of a table that have a gradient, and those alone: its work does not grow with the table.
+    Dense gradients in the same optimizer are steps of AdamW, by the same rule and in the same native call.
+
+    The mathematics is that of `anyfuse.lazy_adam_` (document 004, LazyAdam of Rec SDK) with its bias correction. Rows
+    are named by
+
+    - sparse gradients (COO, coalesced or not), as `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` make
+      them; equal ids are summed first;
+    - `step(rows={table: (ids, values)})`, for plain tables without autograd;
+    - `step(visible=mask)`, for parameters (N, ...) with dense gradients, of which the rows are stepped where the mask
+      (N,) is true, as gsplat's SelectiveAdam does.
+
+    A parameter may have a sparse gradient at one step and a dense one at the next.
+
+    Args:
+        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16 of any shape, on the
+            CPU. The first dimension is that of the rows. Tables of a group may differ in everything.
+        lr, betas, maximize: as in torch.optim.Adam; read anew at each step, as are all numbers of a group.
+        eps: at least 1e-8.
+        weight_decay: decoupled, as in AdamW.
+        bias_correction: "global" (by the number of the parameter's steps), "row" (by how often the row was stepped: one
+            that is first seen late moves by lr, not by several times as much) or False.
+        eps_mode: "outside" of the correction, m/c1 / (sqrt(v/c2) + eps) as in AdamW, or "inside" as in torch's
+            SparseAdam and TensorFlow, where eps is divided by sqrt(c2) as well.
+        decay_mode: "touched": a row stays as it is until a step names it; its weights decay then by one step's decay.
+            "catch_up": it first takes the steps that did not name it, with a gradient of zero and the lr of now, and is
+            then where dense AdamW would have it. Not with `bias_correction="row"`.
+        padding_idx: the id that is never stepped (any int, -1 too). Other negative ids, and ids beyond the table, are
+            an IndexError. Dense gradients and masks have no padding.
+        stochastic_rounding: parameters of 16 bits are rounded up or down by chance (see AdamW8bit).
+
+    Groups may set each of these. State of a parameter: `step` (int: of the calls that had a gradient for it, one that
+    names no row too), `exp_avg` and `exp_avg_sq` (float32) and, for "row" and "catch_up", `row_step` (int32, (rows,):
+    how often, or at which step last).
+
+    Raises:
+        TypeError: a parameter, a gradient or an option of another kind.
+        ValueError: an option out of range, or options that do not go together; shapes and states that do not fit.
+        IndexError: an id that is not in its table. Nothing has been written then.
+
+    Example:
+        >>> import torch, anyfuse
+        >>> table = torch.nn.Embedding(4, 2, sparse=True, _weight=torch.ones(4, 2))
+        >>> optimizer = anyfuse.optim.LazyAdam(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([1, 1])).sum().backward()
+        >>> optimizer.step()
+        >>> table.weight.data[:2]
+        tensor([[1.0000, 1.0000],
+                [0.9000, 0.9000]])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool | str = "global",
+        eps_mode: str = "outside",
+        decay_mode: str = "touched",
+        padding_idx: int | None = None,
+        stochastic_rounding: bool = False,
+        maximize: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "eps_mode": eps_mode,
+            "decay_mode": decay_mode,
+            "padding_idx": padding_idx,
+            "stochastic_rounding": stochastic_rounding,
+            "rounding_seed": first_seed(),
+            "maximize": maximize,
+        }
+        self._rows: Mapping[Tensor, tuple[Tensor, Tensor]] = {}
+        self._visible: Tensor | None = None
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._rows, self._visible = {}, None
+
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
+        check_choice("bias_correction", group["bias_correction"], ("global", "row", False))
+        check_choice("eps_mode", group["eps_mode"], op.EPS_MODES)
+        check_choice("decay_mode", group["decay_mode"], op.DECAY_MODES)
+        check_flag("stochastic_rounding", group["stochastic_rounding"])
+        padding = group["padding_idx"]
+        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int)):
+            raise TypeError(f"padding_idx is a {type(padding).__name__}; accepted: an int or None")
+        op.check_options(_options(group), row_step=_counts_rows(group), step=True)
+
+    # ---- the step ----
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        rows: Mapping[Tensor, tuple[Tensor, Tensor]] | None = None,
+        visible: Tensor | None = None,
+    ) -> Any:
+        """Steps every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss anew, with gradients; called once, before the step.
+            rows: for tables without a gradient of their own, ids (n,), int32 or int64, and the gradient of each row,
+                (n, ...). `grad_scale` of a GradScaler holds for them, its look for infinities does not.
+            visible: a bool mask (N,): of dense gradients, the rows that count.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            TypeError: a gradient, ids or a mask of a dtype or layout that is not accepted.
+            ValueError: shapes that do not fit; tensors that share memory.
+            IndexError: an id that is not in its table. Nothing has been written in all these cases.
+        """
+        self._rows, self._visible = rows or {}, visible
+        try:
+            self._check_call()
+            return super().step(closure)
+        finally:
+            self._rows, self._visible = {}, None
+
+    def set_step(self, step: int) -> None:
+        """Sets the number of the steps taken, of every parameter and, where rows are counted, of every row."""
+        d.require(0 <= step < 2**31, f"step is {step}; accepted: 0 to 2^31 - 1")
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self._state_of(group, param)
+                state["step"] = step
+                if "row_step" in state:
+                    state["row_step"].fill_(step)
+
+    def _check_call(self) -> None:
+        known = {param for group in self.param_groups for param in group["params"]}
+        d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
+        if self._visible is not None:
+            d.require_tensor("visible", self._visible, (torch.bool,))
+            d.require(self._visible.dim() == 1, f"visible has shape {tuple(self._visible.shape)}; accepted: (N,)")
+
+    def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
+        params = [param for param in group["params"] if param.grad is not None or param in self._rows]
+        return params, [self._update_of(param) for param in params]
+
+    def _update_of(self, param: Tensor) -> Update:
+        if param in self._rows:
+            d.require(
+                param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them"
+            )
+            ids, values = self._rows[param]
+            d.require_tensor("ids of rows", ids, op.IDS)
+            d.require_tensor("values of rows", values, d.FLOATS)
+            return Update(values, ids.reshape(-1))
+        grad = param.grad
+        assert grad is not None
+        if grad.layout is torch.strided:
+            return Update(grad, self._visible)
+        if grad.layout is not torch.sparse_coo:
+            raise TypeError(f"a gradient has layout {grad.layout}; accepted: strided or sparse_coo")
+        d.require(
+            grad.sparse_dim() == 1, f"a gradient has {grad.sparse_dim()} sparse dimensions; accepted: 1, the rows"
+        )
+        return Update(grad._values(), grad._indices()[0])
+
+    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
+        for param, update in zip(params, grads, strict=True):
+            _check_update(param, update)
+
+    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Any], grad_scale: float) -> Run:
+        options = _options(group)
+        states = [self._state_of(group, param) for param in params]
+        seeds = seeds_of(group, number, params)
+        steps = next_steps(states)
+        op.check_step_values(steps, options)
+        lr = float(group["lr"])
+        # Ids of a table that is not contiguous name few rows of it: those alone are copied, by the operator.
+        direct = [i for i, p in enumerate(params) if p.is_contiguous() or grads[i].is_dense]
+        direct = [] if use_reference() else direct
+        others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
+        if len(self.param_groups) > 1 or others:
+            # More than one native call: the ids of all of them are looked at before the first.
+            op.check_ids([update.indices for update in grads], params, options)
+        tables, kept = [params[i] for i in direct], [states[i] for i in direct]
+        plan = self._plan(number, tables, kept, lambda: TablePlan(tables, kept))
+
+        def run() -> None:
+            if direct:
+                plan.run(
+                    [grads[i] for i in direct], [steps[i] for i in direct], [seeds[i] for i in direct],
+                    lr, grad_scale, options,
+                )  # fmt: skip
+            for i in others:
+                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, options)
+            count_steps(states, steps)
+
+        return run
+
+    # ---- state ----
+
+    def _state_of(self, group: Group, param: Tensor) -> State:
+        """The state of a parameter, made or completed where it lacks something."""
+        state = self.state[param]
+        if not state:
+            state["step"] = 0
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = torch.zeros(param.shape, dtype=torch.float32, device=param.device)
+        if not _counts_rows(group):
+            state.pop("row_step", None)
+        elif "row_step" not in state:  # so far all rows were stepped alike, or a state of another optimizer was loaded
+            state["row_step"] = torch.full((_rows_of(param),), state["step"], dtype=torch.int32, device=param.device)
+        return state
+
+    def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
+        adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+        shapes = {"exp_avg": tuple(param.shape), "exp_avg_sq": tuple(param.shape), "row_step": (_rows_of(param),)}
+        for key, shape in shapes.items():
+            value = adapted.get(key)
+            if value is None and key == "row_step":
+                continue
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                got = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is missing"
+                raise ValueError(f"{key} of a saved state {got}; accepted: {shape}, as the parameter's is")
+            if key == "row_step":
+                d.require_tensor("row_step of a saved state", value, (torch.int32,))
+            else:
+                d.require_tensor(f"{key} of a saved state", value, d.FLOATS)
+                adapted[key] = value.float()
+        adapted.setdefault("step", 0)
+        adapted.pop("max_exp_avg_sq", None)
+        return adapted
+
+
+class TablePlan:
+    """The rows of one native call, kept from step to step: what stays is written once, and each step adds its own."""
+
+    def __init__(self, params: list[Tensor], states: list[State]) -> None:
+        self.params, self.states = params, states
+        self.tensors = _tensors_of(states)
+        d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
+        self.addresses = list(map(Tensor.data_ptr, params))
+        self.written = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
+        self._gradients, self._params = Through(), Through()
+        self.rows = np.zeros(len(params), dtype=np.dtype(op.Row))
+        self.rows["rows"] = list(map(_rows_of, params))
+        self.rows["dim"] = list(map(_dim_of, params))
+        self.rows["var_dtype"] = list(d.dtype_numbers(params))
+        for field, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("row_step", "row_step")):
+            self.rows[field] = [state[key].data_ptr() if key in state else 0 for state in states]
+
+    def holds(self, params: list[Tensor], states: list[State]) -> bool:
+        tensors = _tensors_of(states)
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and list(map(Tensor.data_ptr, params)) == self.addresses
+            and len(tensors) == len(self.tensors)
+            and all(map(is_, tensors, self.tensors))
+        )
+
+    def run(
+        self,
+        updates: Sequence[Update],
+        steps: Sequence[int],
+        seeds: Sequence[int],
+        lr: float,
+        grad_scale: float,
+        o: op.Options,
+    ) -> None:
+        # What is dense and not contiguous passes through buffers that stay; values of rows come with their ids.
+        gradients = self._gradients.read([u.gradient if u.is_dense else u.gradient.contiguous() for u in updates])
+        indices = [None if update.indices is None else update.indices.contiguous() for update in updates]
+        rows = self.rows
+        rows["n"] = [n if ids is None else ids.shape[0] for n, ids in zip(rows["rows"], indices, strict=True)]
+        rows["var"] = list(map(Tensor.data_ptr, self._params.read(self.params)))
+        rows["gradient"] = list(map(Tensor.data_ptr, gradients))
+        rows["gradient_dtype"] = list(d.dtype_numbers(gradients))
+        rows["indices"] = [0 if ids is None else ids.data_ptr() for ids in indices]
+        rows["indices_dtype"] = [_ALL if ids is None else d.NUMBERS[ids.dtype] for ids in indices]
+        rows["lr"], rows["step"], rows["seed"] = lr, steps, seeds
+        rows["padding_idx"] = op.NO_PADDING if o.padding_idx is None else o.padding_idx
+        try:
+            _native(
+                op.Params(
+                    _core.sizeof(op.Params), _core.sizeof(op.Row), rows.ctypes.data, len(rows),
+                    o.beta1, o.beta2, o.epsilon, o.assume_unique, _core.CONVENTIONS["formula"], torch.get_num_threads(),
+                    0, o.weight_decay, grad_scale, op.CORRECTIONS.index(o.bias_correction), o.eps_mode == "outside",
+                    o.decay_mode == "catch_up", o.refuse_negative, o.maximize, bool(o.stochastic_rounding),
+                )
+            )  # fmt: skip
+        except IndexError:
+            op.check_ids(indices, self.params, o)  # says which
+            raise
+        self._params.write(self.params)
+        torch.autograd.graph.increment_version(self.written)
+
+
+_native = _core.function("lazy_adam", op.Params)
+_moments = itemgetter("exp_avg", "exp_avg_sq")
+
+
+def _tensors_of(states: Sequence[State]) -> list[Tensor]:
+    moments = [tensor for state in states for tensor in _moments(state)]
+    return moments + [state["row_step"] for state in states if "row_step" in state]
+
+
+def _rows_of(param: Tensor) -> int:
+    return param.shape[0] if param.dim() else 1
+
+
+def _dim_of(param: Tensor) -> int:
+    return int(np.prod(param.shape[1:], dtype=np.int64))
+
+
+def _counts_rows(group: Group) -> bool:
+    return group["bias_correction"] == "row" or group["decay_mode"] == "catch_up"
+
+
+def _options(group: Group) -> op.Options:
+    return op.Options(
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
+        epsilon=float(group["eps"]),
+        assume_unique=False,
+        convention="formula",
+        bias_correction=group["bias_correction"] or "none",
+        eps_mode=group["eps_mode"],
+        weight_decay=float(group["weight_decay"]),
+        decay_mode=group["decay_mode"],
+        refuse_negative=True,
+        padding_idx=group["padding_idx"],
+        maximize=bool(group["maximize"]),
+        stochastic_rounding=[0] if group["stochastic_rounding"] else None,
+    )
+
+
+def _check_update(param: Tensor, update: Update) -> None:
+    """Refuses what does not fit the parameter; looks at no ids."""
+    check_param(param)
+    d.require_tensor("a gradient", update.gradient, d.FLOATS)
+    if update.gradient.device != param.device:
+        raise ValueError(f"a gradient lies on {update.gradient.device}; accepted: {param.device}, as its parameter")
+    if update.indices is None:
+        return d.require_shape("a gradient", update.gradient, param.shape, "its parameter")
+    if update.indices.dtype == torch.bool:
+        d.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
+        return d.require_shape("a gradient", update.gradient, param.shape, "its parameter")
+    d.require(param.dim() > 0, "a parameter of no dimension has rows named; accepted: a table")
+    shape = (update.indices.shape[0], *param.shape[1:])
+    d.require_shape("a gradient's values", update.gradient, shape, "the ids and the rows of the parameter")
+    if update.gradient.numel():
+        d.check_memory([("a parameter", [param])], [("a gradient's values", [update.gradient])])
+
+
+def _run_operator(
+    param: Tensor,
+    update: Update,
+    state: State,
+    step: int,
+    seed: int,
+    lr: float,
+    grad_scale: float,
+    o: op.Options,
+) -> None:
+    """The same for one table by the public operator, which takes strided tables, and whose backend may be the
+    reference."""
+    rows, dim = _rows_of(param), _dim_of(param)
+    table = param.detach() if param.dim() == 2 else param.detach().contiguous().view(rows, dim)
+    row_step = state.get("row_step")
+    op.lazy_adam_(
+        update.gradient.reshape(-1, dim) if dim else update.gradient.reshape(len(update.gradient), 0),
+        update.indices, state["exp_avg"].view(rows, dim), state["exp_avg_sq"].view(rows, dim), table, lr,
+        o.beta1, o.beta2, o.epsilon, convention="formula", row_step=row_step, step=step,
+        bias_correction=False if o.bias_correction == "none" else o.bias_correction,  # type: ignore[arg-type]
+        eps_mode=o.eps_mode, weight_decay=o.weight_decay, decay_mode=o.decay_mode, refuse_negative=True,
+        padding_idx=o.padding_idx, grad_scale=torch.tensor(grad_scale, dtype=torch.float64), maximize=o.maximize,
+        stochastic_rounding=seed if o.stochastic_rounding else None,
+    )  # fmt: skip
+    if table.data_ptr() != param.data_ptr():
+        param.copy_(table.view(param.shape))

