@@ -52,6 +52,7 @@ class Tensors {
       count *= shape[i];
       stride *= shape[i] > 0 ? shape[i] * (stepped ? 2 : 1) : 1;
     }
+    if (reach < count) reach = count;  // the strides may not be given
     const int64_t offset = in_.one_in(8) ? in_.byte() % 8 : 0;
     const size_t bytes = static_cast<size_t>(count > 0 ? reach + offset : 0) * (aclDataTypeSize(dtype) + 1);
     void *memory = std::calloc(bytes > 0 ? bytes : 1, 1);

@@ -195,7 +195,7 @@ def lazy_adam_(
         weight_decay,
         decay_mode,
         refuse_negative,
-        padding_idx,
+        _padding(padding_idx),
         maximize,
         seeds_of(stochastic_rounding, len(var_)),
     )
@@ -247,8 +247,15 @@ def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
     return list(indices)
 
 
+def _padding(value: Any) -> int | None:
+    """TypeError for what is no id; torch itself takes a dtype for one."""
+    if value is not None and not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"padding_idx is a {type(value).__name__}; accepted: an id or None")
+    return value
+
+
 def _correction(value: Any) -> str:
-    if value is not False and value not in CORRECTIONS[1:]:
+    if value is not False and not (isinstance(value, str) and value in CORRECTIONS[1:]):
         raise ValueError(f"bias_correction is {value!r}; accepted: False, 'global', 'row'")
     return "none" if value is False else value
 
