@@ -36,9 +36,13 @@ class Bytes {
   anyfuse_dtype floating() { return one_in(32) ? dtype() : pick<anyfuse_dtype>({0, 1, 27}); }
   int32_t small() { return one_in(16) ? static_cast<int32_t>(byte()) - 128 : byte() & 1; }
 
+  // 32 where a struct is given short: fields beyond its end count as 0, which may ask for larger buffers.
+  int64_t room = 1;
+
   // Memory of its own, filled from the bytes and, beyond them, by a pattern; now and then none.
   void *memory(int64_t size, bool may_be_null = true) {
     if (may_be_null && one_in(64)) return nullptr;
+    size *= room;
     owned_.emplace_back(new uint8_t[static_cast<size_t>(size)]);
     uint8_t *result = owned_.back().get();
     const uint8_t seed = byte();
@@ -70,7 +74,7 @@ int64_t width(anyfuse_dtype dtype) {
 
 template <typename Params>
 void common(Bytes &in, Params &p) {
-  p.size = in.one_in(64) ? static_cast<size_t>(in.below(sizeof(Params))) : sizeof(Params);
+  p.size = in.one_in(64) ? (in.room = 32, static_cast<size_t>(in.below(sizeof(Params)))) : sizeof(Params);
   p.convention = in.small();
   p.threads = in.one_in(8) ? in.small() : 1;
 }
@@ -79,7 +83,7 @@ void ema(Bytes &in) {
   anyfuse_apply_fused_ema_adamw_row rows[3] = {};
   anyfuse_apply_fused_ema_adamw_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? in.byte() % sizeof(rows[0]) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
   p.rows = in.one_in(64) ? nullptr : rows;
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
@@ -126,7 +130,7 @@ void lazy(Bytes &in) {
   anyfuse_lazy_adam_row rows[3] = {};
   anyfuse_lazy_adam_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? in.byte() % sizeof(rows[0]) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
   p.rows = in.one_in(64) ? nullptr : rows;
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
@@ -183,7 +187,7 @@ void adamw(Bytes &in) {
   anyfuse_apply_adam_w_quant_row rows[3] = {};
   anyfuse_apply_adam_w_quant_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? in.byte() % sizeof(rows[0]) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
   p.rows = in.one_in(64) ? nullptr : rows;
   p.count = in.one_in(64) ? -1 : in.below(4);
   p.block_size = in.one_in(16) ? in.pick<int64_t>({0, -1, 100, INT64_MAX}) : 64 << in.below(6);

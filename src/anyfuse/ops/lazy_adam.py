@@ -247,7 +247,7 @@ def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
     return list(indices)
 
 
-def _padding(value: Any) -> int | None:
+def _padding(value: Any) -> Any:
     """TypeError for what is no id; torch itself takes a dtype for one."""
     if value is not None and not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"padding_idx is a {type(value).__name__}; accepted: an id or None")
