@@ -437,8 +437,8 @@ def killed_while_saving(mesh: DeviceMesh, folder: Path) -> None:
 
 
 COMMON: list[Callable[[DeviceMesh, Path], None]] = [
-    counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training,
-    ddp_steps, ema_exports, refusals, lazy_rows, routed_ids
+    counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals,
+    lazy_rows, routed_ids,
 ]  # fmt: skip
 LISTS = {2: [*COMMON, save, killed_while_saving], 3: [*COMMON, load]}
 

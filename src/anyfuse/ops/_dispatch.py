@@ -8,6 +8,7 @@ and under `torch.compile`; what depends on memory or on values is checked on the
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._settings import use_float64
+from .._settings import use_float64, use_reference
 
 library = torch.library.Library("anyfuse", "DEF")
 
@@ -33,8 +34,60 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     name = schema.partition("(")[0]
     library.define(schema)
     library.impl(name, cpu, "CPU")
+    library.impl(name, _on_gpu(name, cpu), "CUDA")
     torch.library.register_fake(f"anyfuse::{name}", fake, lib=library)
     return getattr(torch.ops.anyfuse, name).default
+
+
+def _on_gpu(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs."""
+
+    def call(*args: Any) -> Any:
+        if use_reference():
+            return through_cpu(getattr(torch.ops.anyfuse, name).default._schema, cpu, args)
+        try:
+            module = importlib.import_module(f"anyfuse.triton.{name.rstrip('_')}")
+        except ModuleNotFoundError as error:
+            raise RuntimeError(f"{name} on a GPU needs {error.name}; install anyfuse[triton]") from error
+        return module.call(*args)
+
+    return call
+
+
+def through_cpu(schema: Any, cpu: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Runs a CPU implementation on copies of a GPU's tensors, and copies what it wrote and what it returns back."""
+    devices = (tensor.device for tensor in _tensors(args))
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [copy(item) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        storage = value.untyped_storage()  # whole, so that tensors which share memory still do
+        key = storage.data_ptr()
+        if key not in storages:
+            storages[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        empty = torch.empty(0, dtype=value.dtype)
+        return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+    copies = [copy(value) for value in args]
+    results = cpu(*copies)
+    for argument, given, worked_on in zip(schema.arguments, args, copies, strict=True):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            write_back((given, worked_on))
+    if isinstance(results, Tensor):
+        return results.to(device)
+    return results if results is None else tuple(result.to(device) for result in results)
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 # ---- checks ----
