@@ -86,6 +86,7 @@ PROFILES = Profiles(
                 "bias_correction": ("none",),
                 "weight_decay": (0.0,),
                 "maximize": (False,),
+                "refuse_negative": (False,),
             },
             absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
         )
@@ -305,7 +306,7 @@ def check(
             gradient=gradient, indices=[_MASK if ids is None else ids for ids in indices], var=var,
             dim=[table.shape[1] for table in var], row_step=row_step, grad_scale=grad_scale, found_inf=found_inf,
             bias_correction=o.bias_correction, weight_decay=o.weight_decay, maximize=o.maximize,
-            stochastic_rounding=o.stochastic_rounding,
+            stochastic_rounding=o.stochastic_rounding, refuse_negative=o.refuse_negative,
         )  # fmt: skip
 
 
