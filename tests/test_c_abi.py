@@ -112,6 +112,18 @@ def test_target_objects_use_no_cxx_library(build: Path) -> None:
             assert kind == "U" and allowed.fullmatch(name), f"{path.name} needs {name}"
 
 
+INT8_DOT = {"avx512": r"\bvpdpbusd\b", "neon_dot": r"\b[su]dot\b"}
+
+
+def test_targets_named_for_their_int8_dot_instruction_use_it(build: Path) -> None:
+    """Read from the machine code, so that it holds on a CPU that cannot run it; the other targets must not have it."""
+    for target in _core.targets():
+        (path,) = build.glob(f"**/anyfuse_ops_{target}.dir/**/quant_matmul_dequant.cpp.o")
+        code = subprocess.run(["objdump", "-d", str(path)], check=True, capture_output=True, text=True).stdout
+        for owner, pattern in INT8_DOT.items():
+            assert bool(re.search(pattern, code)) == (owner == target), f"{pattern} in {target}"
+
+
 def test_kernel_passes_include_no_standard_templates() -> None:
     standard = {
         "algorithm",

@@ -5,6 +5,9 @@
 #include <cstring>
 
 #include "anyfuse.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #ifndef HWCAP_ASIMDDP
@@ -19,13 +22,22 @@ namespace {
 const char *const kNames[] = {ANYFUSE_FOR_EACH_TARGET(ANYFUSE_TARGET_NAME)};
 #undef ANYFUSE_TARGET_NAME
 
+#if defined(__x86_64__)
+// Two features that Clang's __builtin_cpu_supports knows by no name before version 15.
+bool has_f16c_and_lzcnt() {
+  unsigned a, b, c, d;
+  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
+  const bool lzcnt = __get_cpuid(0x80000001u, &a, &b, &c, &d) != 0 && (c & (1u << 5)) != 0;
+  return f16c && lzcnt;
+}
+#endif
+
 bool available(Target target) {
   if (target == Target::base) return true;
 #if defined(__x86_64__)
   __builtin_cpu_init();  // the library may be used by another library's constructor, before ours ran
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("lzcnt") &&
-                    __builtin_cpu_supports("popcnt");
+                    __builtin_cpu_supports("popcnt") && has_f16c_and_lzcnt();
   if (target == Target::avx2) return avx2;
   return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -15,7 +15,7 @@ CONVENTIONS = ("formula", "device")
 
 
 def _one_of(what: str, value: str, accepted: tuple[str, ...]) -> str:
-    if value not in accepted:
+    if not isinstance(value, str) or value not in accepted:
         raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
     return value
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import _core
 from .._settings import use_float64, use_reference
+from . import _arguments as arguments_
 
 library = torch.library.Library("anyfuse", "DEF")
 
@@ -30,13 +31,42 @@ NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items()
 
 
 def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns its overload, the fastest way to call it."""
+    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns the fastest way to call it, by position."""
     name = schema.partition("(")[0]
     library.define(schema)
-    library.impl(name, cpu, "CPU")
+    overload = getattr(torch.ops.anyfuse, name).default
+    plain = [i for i, argument in enumerate(overload._schema.arguments) if "Tensor" in str(argument.type)]
+    plain = [i for i in plain if "List" not in str(overload._schema.arguments[i].type)]
+
+    def on_cpu(*arguments: Any) -> Any:
+        # The C API takes a null pointer for an argument that is absent; references would read from it.
+        for i in plain:
+            tensor = arguments[i]
+            if tensor is not None and not tensor.data_ptr():
+                arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
+        if use_reference():
+            arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
+        return cpu(*arguments)
+
+    library.impl(name, on_cpu, "CPU")
     library.impl(name, _on_gpu(name, cpu), "CUDA")
-    torch.library.register_fake(f"anyfuse::{name}", fake, lib=library)
-    return getattr(torch.ops.anyfuse, name).default
+
+    def traced(*arguments: Any, **named: Any) -> Any:
+        arguments_.check_devices(overload, arguments)
+        return fake(*arguments, **named)
+
+    torch.library.register_fake(f"anyfuse::{name}", traced, lib=library)
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return overload(*arguments)
+        except (RuntimeError, OverflowError, ValueError) as error:
+            fault = arguments_.fault(overload, arguments)
+            if fault is None:
+                raise
+            raise fault from error
+
+    return call
 
 
 def _on_gpu(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +151,8 @@ def as_list(name: str, value: Any, like: Any, of: str) -> list[Tensor]:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor, as {of} is one")
         return [value]
+    if not isinstance(like, (list, tuple)):
+        raise TypeError(f"{of} is a {type(like).__name__}; accepted: a tensor or a list of tensors")
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} is a {type(value).__name__}; accepted: a list of tensors, as {of} is one")
     if len(value) != len(like):
@@ -139,6 +171,8 @@ def step_list(step: Any, count: int) -> list[Tensor]:
     for value in values:
         if not isinstance(value, (int, Tensor, torch.SymInt)):
             raise TypeError(f"step is a {type(value).__name__}; accepted: an int, a one-element int64 tensor or a list")
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError("step is beyond 63 bits; accepted: whole numbers within")
     return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.int64) for value in values]
 
 
@@ -196,6 +230,13 @@ def check_scalar(name: str, value: Tensor | None) -> None:
         return
     require_tensor(name, value, (torch.float32, torch.float64))
     require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
+
+
+def grad_scale_value(grad_scale: Tensor | None) -> float:
+    """What gradients are divided by."""
+    value = 1.0 if grad_scale is None else float(grad_scale)
+    require(value != 0.0, "grad_scale holds 0; accepted: another number, as gradients are divided by it")
+    return value
 
 
 # ---- numbers ----
@@ -263,7 +304,11 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     at. Disjoint views of one storage pass.
     """
     in_place, inputs = list(in_place), list(inputs)
-    if _lie_apart(list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))):
+    every = list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))
+    starts = list(map(Tensor.data_ptr, every))
+    if 0 in starts:
+        arguments_.check_memory_exists((name, tensor) for name, tensors in (*in_place, *inputs) for tensor in tensors)
+    if _lie_apart(every, starts):
         return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
@@ -291,12 +336,11 @@ def check_memory(in_place: Named, inputs: Named) -> None:
         reach.append(entry)
 
 
-def _lie_apart(tensors: Sequence[Tensor]) -> bool:
-    """True when all are contiguous and no two share a byte. (Ranges are disjoint just when, starts and ends sorted each
-    by itself, every end comes before the next start.)"""
+def _lie_apart(tensors: Sequence[Tensor], starts: list[int]) -> bool:
+    """True when all are contiguous and no two share a byte; sorts the starts. (Ranges are disjoint just when,
+    starts and ends sorted each by itself, every end comes before the next start.)"""
     if not all(map(Tensor.is_contiguous, tensors)):
         return False
-    starts = list(map(Tensor.data_ptr, tensors))
     ends = sorted(map(add, starts, map(_nbytes_of, tensors)))
     starts.sort()
     return all(map(le, ends, starts[1:]))

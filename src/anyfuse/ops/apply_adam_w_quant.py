@@ -158,7 +158,8 @@ def apply_adam_w_quant_(
     """
     given = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
     lists = {name: d.as_list(name, value, var, "var") for name, value in given.items()}
-    d.require(quant_mode in (None, "BLOCKWISE"), f"quant_mode is {quant_mode!r}; accepted: None, 'BLOCKWISE'")
+    blockwise = quant_mode is None or (isinstance(quant_mode, str) and quant_mode == "BLOCKWISE")
+    d.require(blockwise, f"quant_mode is {quant_mode!r}; accepted: None, 'BLOCKWISE'")
     codebook.check_block_size(block_size)
     lr_tensor = lr if isinstance(lr, Tensor) else None
     _op(
@@ -476,7 +477,7 @@ def _cpu(
     if found_inf is not None and float(found_inf) != 0.0:
         return
     lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = 1.0 if grad_scale is None else float(grad_scale)
+    scale = d.grad_scale_value(grad_scale)
     worked_on = [d.contiguous(tensors) for _, tensors in in_place]
     var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on
     seeds = stochastic_rounding or [0] * len(var)

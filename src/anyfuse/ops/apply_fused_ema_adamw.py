@@ -285,7 +285,7 @@ def _cpu(
         return
     steps = d.step_values(step, len(var))
     lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = 1.0 if grad_scale is None else float(grad_scale)
+    scale = d.grad_scale_value(grad_scale)
     seeds = stochastic_rounding or [0] * len(var)
     var_, m_, v_, s_ = (d.contiguous(tensors) for tensors in (var, m, v, s))
     if use_reference():

@@ -197,7 +197,7 @@ def lazy_adam_(
         weight_decay,
         decay_mode,
         refuse_negative,
-        padding_idx,
+        _padding(padding_idx),
         maximize,
         seeds_of(stochastic_rounding, len(var_)),
     )
@@ -249,8 +249,15 @@ def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
     return list(indices)
 
 
+def _padding(value: Any) -> Any:
+    """TypeError for what is no id; torch itself takes a dtype for one."""
+    if value is not None and not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"padding_idx is a {type(value).__name__}; accepted: an id or None")
+    return value
+
+
 def _correction(value: Any) -> str:
-    if value is not False and value not in CORRECTIONS[1:]:
+    if value is not False and not (isinstance(value, str) and value in CORRECTIONS[1:]):
         raise ValueError(f"bias_correction is {value!r}; accepted: False, 'global', 'row'")
     return "none" if value is False else value
 
@@ -263,6 +270,9 @@ def _lr_list(lr: Any, count: int) -> list[Tensor]:
     for value in values:
         if not isinstance(value, (float, int, Tensor, torch.SymFloat)):
             raise TypeError(f"lr is a {type(value).__name__}; accepted: a number, a one-element float tensor or a list")
+        if isinstance(value, int) and not -(2**1023) <= value < 2**1023:
+            raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
+    values = [float(value) if isinstance(value, int) else value for value in values]
     return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float64) for value in values]
 
 

@@ -176,11 +176,8 @@ def generate(
             if folder.size(path) is not None:
                 raise ValueError(f"{path!r} exists in {directory}; accepted: another folder, or --overwrite")
     text = json.dumps(to_json(case), indent=2) + "\n"
-    folder.remove(MANIFEST)  # until all is new, this is no case
-    for file in outputs:
-        folder.remove(file.file)  # results of an older case
-    folder.write(files)
-    folder.write({MANIFEST: text_writer(text)})
+    # The manifest goes first and comes last: until all is new, this is no case. Results of an older one go too.
+    folder.write({**files, MANIFEST: text_writer(text)}, outdated=(MANIFEST, *(file.file for file in outputs)))
     return case
 
 
@@ -424,9 +421,8 @@ def run(directory: str | os.PathLike[str]) -> Case:
                 f"{MANIFEST} has {file.name!r} as {name_of(file.dtype)} of shape {file.shape}; "
                 f"{case.operator} returned {name_of(got.dtype)} of shape {tuple(got.shape)}"
             )
-    for file in case.outputs:
-        folder.remove(file.file)  # results of an earlier run
-    folder.write({file.file: tensor_writer(results[file.name]) for file in case.outputs})
+    names = [file.file for file in case.outputs]  # results of an earlier run
+    folder.write({file.file: tensor_writer(results[file.name]) for file in case.outputs}, outdated=names)
     return case
 
 

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -83,9 +83,11 @@ class Folder:
         # numpy's unsigned integers as torch's signed ones of the same width, then the dtype itself
         return torch.from_numpy(raw.view(f"i{dtype.itemsize}")).view(dtype).reshape(shape)
 
-    def write(self, files: Mapping[str, Writer]) -> None:
+    def write(self, files: Mapping[str, Writer], outdated: Iterable[str] = ()) -> None:
         """Writes files. Each is completed under a temporary name beside its place; only when all are does the first
-        appear, so that an error or Ctrl-C leaves no part of one behind."""
+        appear, in the order given, so that an error, a full disk or Ctrl-C leaves no part of one behind. `outdated`
+        files are removed just before: until then nothing that was there is lost."""
+        outdated = list(outdated)
         waiting: dict[Path, Path] = {}
         try:
             for name, writer in files.items():
@@ -94,11 +96,16 @@ class Folder:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
                 waiting[Path(temporary)] = target
-                with open(handle, "wb") as file:
-                    writer(file)
-                    file.flush()
-                    os.fsync(file.fileno())
+                try:
+                    with open(handle, "wb") as file:
+                        writer(file)
+                        file.flush()
+                        os.fsync(file.fileno())
+                except OSError as error:  # a full disk, which does not say where
+                    raise OSError(error.errno, error.strerror, str(target)) from error
                 os.chmod(temporary, 0o666 & ~_umask())
+            for name in outdated:
+                self.remove(name)
             for temporary_path, target in list(waiting.items()):
                 os.replace(temporary_path, target)
                 del waiting[temporary_path]
@@ -119,7 +126,7 @@ def tensor_writer(tensor: Tensor) -> Writer:
     def write(file: BinaryIO) -> None:
         flat = tensor.detach().contiguous().reshape(-1).view(_WHOLE[tensor.element_size()])
         array = flat.numpy()
-        array.astype(array.dtype.newbyteorder("<"), copy=False).tofile(file)
+        file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).data)  # `tofile` hides what the system said
 
     return write
 

@@ -1,0 +1,111 @@
+"""The reader of `manifest.json` on content that anyone may have written: a ValueError, or a case.
+
+Longer: ANYFUSE_PROPERTIES=20000 python -m pytest tests/test_fuzz_manifest.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from anyfuse.verify import cases
+
+EXAMPLES = int(os.environ.get("ANYFUSE_PROPERTIES", "0"))
+search = settings(
+    max_examples=EXAMPLES or 60,
+    derandomize=EXAMPLES == 0,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+NUMBERS = st.one_of(
+    st.integers(-3, 5), st.integers(), st.floats(), st.sampled_from([2**31, 2**48, 2**63, 2**64, 10**400])
+)
+WORDS = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        ["../x.bin", "/etc/passwd", "input/../../x", "a\0b", "", ".", "..", "manifest.json", "input/var.bin", "input",
+         "torch.float32", "torch.nothing", "float32", "int4", "hifloat8", "lazy_adam", "var", "\ud800", "x" * 300]
+    ),
+)  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(WORDS, inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("case")
+    cases.generate("lazy_adam", folder, sizes=(20, 4, 7))
+    return folder
+
+
+def places(content: Any) -> list[tuple[Any, Any]]:
+    """Each (container, key) of a JSON value."""
+    if isinstance(content, dict):
+        items: list[tuple[Any, Any]] = list(content.items())
+    else:
+        items = list(enumerate(content)) if isinstance(content, list) else []
+    return [(content, key) for key, _ in items] + [place for _, value in items for place in places(value)]
+
+
+def try_case(folder: Path, text: bytes) -> None:
+    """All that reads a manifest, on the given one; whatever it names, nothing is written beside the folder."""
+    manifest = folder / cases.MANIFEST
+    before, good = set(folder.parent.iterdir()), manifest.read_bytes()
+    manifest.write_bytes(text)
+    try:
+        for step in (cases.load, cases.compare, cases.run):
+            try:
+                step(folder)
+                event(f"{step.__name__}: accepted")
+            except (ValueError, TypeError, IndexError, OSError) as error:
+                event(f"{step.__name__}: {type(error).__name__}")
+                assert str(error), "an error without a word"
+                assert step is cases.run or isinstance(error, (ValueError, OSError)), repr(error)
+    finally:
+        manifest.write_bytes(good)
+    assert set(folder.parent.iterdir()) == before
+
+
+@search
+@given(data=st.data())
+def test_a_manifest_with_a_few_values_changed(case: Path, data: st.DataObject) -> None:
+    content = json.loads((case / cases.MANIFEST).read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(places(content)))
+        if (isinstance(container, dict) and key not in container) or (
+            isinstance(container, list) and key >= len(container)
+        ):
+            continue
+        if data.draw(st.booleans()):
+            container[key] = data.draw(VALUES)
+        else:
+            del container[key]
+    try_case(case, json.dumps(content).encode(errors="surrogatepass"))
+
+
+@search
+@given(text=st.one_of(st.binary(max_size=60), VALUES.map(lambda value: json.dumps(value).encode())))
+def test_a_manifest_of_any_content(case: Path, text: bytes) -> None:
+    try_case(case, text)
+
+
+@search
+@given(data=st.data())
+def test_a_manifest_with_bytes_changed(case: Path, data: st.DataObject) -> None:
+    text = bytearray((case / cases.MANIFEST).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    try_case(case, bytes(text))
