@@ -7,6 +7,9 @@ computed there in double, by that device's pow, which is not always the C librar
 may round otherwise to fp32. On AMD the compiler expands a division into a sequence of fused multiply-adds; that its
 last bit is the correctly rounded one, on which a code may depend, is not promised. Maps and steps on the device are not
 looked at.
+
+An EMA, moments of 32 bits and stochastic rounding have no kernel here: such a call runs on copies on the CPU, right but
+slow.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.apply_adam_w_quant import _device_numbers, _formula_numbers, check
+from ..ops.apply_adam_w_quant import _cpu, _device_numbers, _formula_numbers, _op, check
 from ._launch import (
     DTYPES,
     Launch,
@@ -289,11 +292,22 @@ def call(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    s: list[Tensor],
+    ema_decay: float,
+    stochastic_rounding: list[int] | None,
 ) -> None:
     check(
         var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize,
+        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
     )  # fmt: skip
+    codes = all(moment.dtype == torch.uint8 for moment in (*m, *v))
+    if s or stochastic_rounding is not None or not codes:
+        return d.through_cpu(
+            _op._schema, _cpu,
+            (var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, lr, beta1, beta2, weight_decay, eps,
+             gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, lr_tensor, grad_scale, found_inf, maximize,
+             s, ema_decay, stochastic_rounding),
+        )  # fmt: skip
     in_place = (("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v))
     d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
     if on_host(step):
@@ -308,4 +322,4 @@ def call(
         gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, grad_scale, found_inf, maximize,
     ):  # fmt: skip
         launch.run()
-    d.write_back((var, var_), (m, m_), (v, v_), (absmax_m, absmax_m_), (absmax_v, absmax_v_))
+    return d.write_back((var, var_), (m, m_), (v, v_), (absmax_m, absmax_m_), (absmax_v, absmax_v_))

@@ -5,6 +5,8 @@ on NVIDIA: each operation is rounded on its own, division and square root are th
 steps on the device beta^t is that device's pow in double, which is not always the C library's: about once in 2^27 steps
 it may round otherwise to fp32. On AMD the compiler expands a division into a sequence of fused multiply-adds; that its
 last bit is the correctly rounded one is not promised.
+
+Stochastic rounding has no kernel here: such a call runs on copies on the CPU, right but slow.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.apply_fused_ema_adamw import check
+from ..ops.apply_fused_ema_adamw import _cpu, _op, check
 from ._launch import (
     DTYPES,
     Launch,
@@ -214,8 +216,15 @@ def call(
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
     maximize: bool,
+    stochastic_rounding: list[int] | None,
 ) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize)
+    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
+    if stochastic_rounding is not None:
+        return d.through_cpu(
+            _op._schema, _cpu,
+            (grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, adam_mode, bias_correction, weight_decay,
+             convention, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding),
+        )  # fmt: skip
     in_place = (("var", var), ("m", m), ("v", v), ("s", s))
     d.check_memory(in_place, (("grad", grad),))
     grad_ = d.contiguous(grad)  # kept until the launches are queued
@@ -225,4 +234,4 @@ def call(
         bias_correction, weight_decay, convention, grad_scale, found_inf, maximize,
     ):  # fmt: skip
         launch.run()
-    d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
+    return d.write_back((var, var_), (m, m_), (v, v_), (s, s_))

@@ -9,11 +9,16 @@ promised.
 
 Ids beyond their table cannot be refused before anything is written without waiting for the device: they are skipped,
 and the IndexError comes with a later call on that device, or from `raise_out_of_range`.
+
+The plain call has kernels: ids, and a learning rate that is used as it is given. A mask, or rows without ids,
+corrections of the learning rate, weight decay, catching up, refusing negative ids, grad_scale, found_inf, maximize and
+stochastic rounding have none: such a call runs on copies on the CPU, right but slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -21,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.lazy_adam import check
+from ..ops.lazy_adam import IDS, Options, _cpu, _op, check
 from ._launch import DTYPES, Launch, by_dtypes, columns, find, first_blocks, numbers, on_host, table
 from ._maths import narrow, widen
 
@@ -280,35 +285,50 @@ def groups(
     ]
 
 
+def has_kernel(
+    indices: Sequence[Tensor | None], row_step: Sequence[Tensor], scalars: Sequence[Any], o: Options
+) -> bool:
+    """Whether a call is the plain one, with ids and a learning rate to be used as it is given."""
+    ids = all(value is not None and value.dtype in IDS for value in indices)
+    absent = not row_step and all(value is None for value in (*scalars, o.stochastic_rounding))
+    plain = o.bias_correction == "none" and o.decay_mode == "touched" and o.weight_decay == 0
+    return ids and absent and plain and not o.refuse_negative and not o.maximize
+
+
 def call(
     gradient: list[Tensor],
-    indices: list[Tensor],
+    indices: list[Any],
     m: list[Tensor],
     v: list[Tensor],
     var: list[Tensor],
+    row_step: list[Tensor],
     lr: list[Tensor],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    assume_unique: bool,
-    convention: str,
+    step: list[Tensor],
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    *options: Any,
 ) -> None:
-    check(gradient, indices, m, v, var, lr, epsilon)
+    o = Options(*options)
+    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, o)
+    if not has_kernel(indices, row_step, (grad_scale, found_inf), o):
+        arguments = (gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, *options)
+        return d.through_cpu(_op._schema, _cpu, arguments)
     d.check_memory((("m", m), ("v", v), ("var", var)), (("gradient", gradient), ("indices", indices)))
     if not var:
-        return
+        return None
     device = var[0].device
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     watch = _watch(device)
     if not capturing:
         watch.raise_if_seen()
     gradient_, indices_ = d.contiguous(gradient), d.contiguous(indices)  # kept until the launches are queued
-    for group in groups(gradient_, indices_, m, v, var, lr, beta1, beta2, epsilon, convention, watch):
+    numbers = (o.beta1, o.beta2, o.epsilon, o.convention)
+    for group in groups(gradient_, indices_, m, v, var, lr, *numbers, watch):
         if group.n == 0:
             continue
         group.keys_launch().run()
-        keys, order = (group.keys, None) if assume_unique else group.keys.sort(stable=True)
+        keys, order = (group.keys, None) if o.assume_unique else group.keys.sort(stable=True)
         group.launch(keys, order).run()
     if not capturing:
         watch.look()
-    d.write_back((m, m), (v, v), (var, var))
+    return d.write_back((m, m), (v, v), (var, var))
