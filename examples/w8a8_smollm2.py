@@ -27,7 +27,7 @@ from anyfuse.models import evaluate
 from anyfuse.models.command import open_model
 from anyfuse.nn import QuantLinear
 
-ROUNDS, TOKENS = 3, 16
+ROUNDS, TOKENS = 3, 12
 
 
 def shipped_model() -> Path:

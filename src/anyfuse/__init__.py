@@ -22,9 +22,9 @@ for _spec in _REGISTRY.values():
 
 
 def __getattr__(name: str) -> _typing.Any:
-    # Optimizers are imported when they are asked for. (Type checkers need this, too: they do not see the loop above.)
-    if name == "optim":
+    # These are imported when they are asked for. (Type checkers need this, too: they do not see the loop above.)
+    if name in ("fusion", "optim"):
         import importlib
 
-        return importlib.import_module(f"{__name__}.optim")
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

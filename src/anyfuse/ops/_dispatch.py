@@ -8,6 +8,7 @@ and under `torch.compile`; what depends on memory or on values is checked on the
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .. import _core
 from .._settings import use_float64, use_reference
+from . import _arguments as arguments_
 
 library = torch.library.Library("anyfuse", "DEF")
 
@@ -41,15 +43,16 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
         for i in plain:
             tensor = arguments[i]
             if tensor is not None and not tensor.data_ptr():
-                _check_memory_exists(_tensors(overload, arguments))
+                arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
         if use_reference():
-            _check_memory_exists(_tensors(overload, arguments))
+            arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
         return cpu(*arguments)
 
     library.impl(name, on_cpu, "CPU")
+    library.impl(name, _on_gpu(name, cpu), "CUDA")
 
     def traced(*arguments: Any, **named: Any) -> Any:
-        _check_devices(overload, arguments)
+        arguments_.check_devices(overload, arguments)
         return fake(*arguments, **named)
 
     torch.library.register_fake(f"anyfuse::{name}", traced, lib=library)
@@ -58,7 +61,7 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
         try:
             return overload(*arguments)
         except (RuntimeError, OverflowError, ValueError) as error:
-            fault = _fault(overload, arguments)
+            fault = arguments_.fault(overload, arguments)
             if fault is None:
                 raise
             raise fault from error
@@ -66,90 +69,55 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     return call
 
 
-# ---- arguments that never reach a check: the dispatcher refuses them, or takes the call elsewhere ----
+def _on_gpu(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
+    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs."""
 
-_NUMBER = (int, float, torch.SymInt, torch.SymFloat)
+    def call(*args: Any) -> Any:
+        if use_reference():
+            return through_cpu(getattr(torch.ops.anyfuse, name).default._schema, cpu, args)
+        try:
+            module = importlib.import_module(f"anyfuse.triton.{name.rstrip('_')}")
+        except ModuleNotFoundError as error:
+            raise RuntimeError(f"{name} on a GPU needs {error.name}; install anyfuse[triton]") from error
+        return module.call(*args)
 
-#: What a schema's type takes and how a message calls it.
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "Tensor": (Tensor, "a tensor"),
-    "List[Tensor]": ((list, tuple), "a list of tensors"),
-    "float": (_NUMBER, "a number"),
-    "int": ((int, torch.SymInt), "a whole number"),
-    "bool": ((bool, torch.SymBool), "True or False"),
-    "str": (str, "a string"),
-    "ScalarType": (torch.dtype, "a dtype"),
-}
-
-#: Arguments whose name in a schema is not the public function's.
-_PUBLIC = {"adam_mode": "mode", "lr_tensor": "lr"}
+    return call
 
 
-def _named(overload: Any, arguments: Sequence[Any]) -> Iterable[tuple[str, str, Any]]:
-    """Each argument's public name, its type in the schema ("Optional" left out where it is None) and its value."""
-    for argument, value in zip(overload._schema.arguments, arguments, strict=False):
-        kind = str(argument.real_type)
-        if kind.startswith("Optional["):
-            kind = "" if value is None else kind[len("Optional[") : -1]
-        yield _PUBLIC.get(argument.name, argument.name), kind, value
+def through_cpu(schema: Any, cpu: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Runs a CPU implementation on copies of a GPU's tensors, and copies what it wrote and what it returns back."""
+    devices = (tensor.device for tensor in _tensors(args))
+    device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [copy(item) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        storage = value.untyped_storage()  # whole, so that tensors which share memory still do
+        key = storage.data_ptr()
+        if key not in storages:
+            storages[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        empty = torch.empty(0, dtype=value.dtype)
+        return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+    copies = [copy(value) for value in args]
+    results = cpu(*copies)
+    for argument, given, worked_on in zip(schema.arguments, args, copies, strict=True):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            write_back((given, worked_on))
+    if isinstance(results, Tensor):
+        return results.to(device)
+    return results if results is None else tuple(result.to(device) for result in results)
 
 
-def _tensors(overload: Any, arguments: Sequence[Any]) -> Iterable[tuple[str, Tensor]]:
-    for name, _, value in _named(overload, arguments):
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, Tensor):
-                yield name, item
-
-
-def _check_devices(overload: Any, arguments: Sequence[Any]) -> None:
-    """Refuses tensors of several devices, one of which may be "meta": there the call would compute nothing and say
-    nothing. One-element tensors (steps, scales) may lie anywhere, as torch has it."""
-    first, leader = next(iter(_tensors(overload, arguments)), ("", None))
-    for name, tensor in _tensors(overload, arguments):
-        if leader is not None and tensor.device != leader.device and tensor.numel() != 1:
-            raise ValueError(f"{name} lies on {tensor.device}; accepted: {leader.device}, where {first} is")
-
-
-def _check_memory_exists(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    for name, tensor in tensors:
-        problem = _tensor_problem(tensor)
-        if problem is not None:
-            raise TypeError(f"{name} is {problem}; accepted: a dense tensor with memory of its own")
-
-
-def _fault(overload: Any, arguments: Sequence[Any]) -> Exception | None:
-    """What is wrong with the arguments of a call that failed, by kind; None where each is of its kind."""
-    for name, kind, value in _named(overload, arguments):
-        accepted, words = _KINDS.get(kind, (object, ""))
-        is_number = accepted is not object and kind in ("float", "int", "bool")
-        if is_number and isinstance(value, Tensor) and value.numel() == 1:
-            continue  # torch reads the number
-        if not isinstance(value, accepted):
-            return TypeError(f"{name} is a {type(value).__name__}; accepted: {words}")
-        bits = 1023 if kind == "float" else 63
-        if is_number and type(value) is int and not -(2**bits) <= value < 2**bits:
-            return ValueError(f"{name} is beyond {bits} bits; accepted: {words} within")
-    try:
-        _check_memory_exists(_tensors(overload, arguments))
-        _check_devices(overload, arguments)
-    except (TypeError, ValueError) as error:
-        return error
-    return None
-
-
-def _tensor_problem(tensor: Tensor) -> str | None:
-    """Why a kernel cannot read or write a tensor's memory as it lies."""
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.layout != torch.strided:
-        return f"a tensor of layout {str(tensor.layout).removeprefix('torch.')}"
-    if tensor.is_quantized:
-        return f"a quantized tensor ({names([tensor.dtype])})"
-    if tensor.is_neg() or tensor.is_conj():
-        return "a lazily negated or conjugated view (see torch.resolve_neg, torch.resolve_conj)"
-    if tensor.device.type == "cpu" and tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        return "a tensor whose memory has been released"
-    return None
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 # ---- checks ----
@@ -339,7 +307,7 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     every = list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))
     starts = list(map(Tensor.data_ptr, every))
     if 0 in starts:
-        _check_memory_exists((name, tensor) for name, tensors in (*in_place, *inputs) for tensor in tensors)
+        arguments_.check_memory_exists((name, tensor) for name, tensors in (*in_place, *inputs) for tensor in tensors)
     if _lie_apart(every, starts):
         return
     ranges = []

@@ -74,6 +74,8 @@ PADDING_OF_EXCERPT = -1
 STATE = (torch.float32,)
 SMALLEST_EPSILON = d.f32(1e-8)
 
+_MASK = torch.empty(0, dtype=torch.bool)  # stands for all rows where products are asked
+
 PROFILES = Profiles(
     "lazy_adam",
     {
@@ -311,10 +313,10 @@ def check(
     d.check_scalar("found_inf", found_inf)
     if restricted():
         PROFILES.check(
-            gradient=gradient, indices=indices, var=var, dim=[table.shape[1] for table in var], row_step=row_step,
-            grad_scale=grad_scale, found_inf=found_inf, bias_correction=o.bias_correction,
-            weight_decay=o.weight_decay, maximize=o.maximize, stochastic_rounding=o.stochastic_rounding,
-            refuse_negative=o.refuse_negative,
+            gradient=gradient, indices=[_MASK if ids is None else ids for ids in indices], var=var,
+            dim=[table.shape[1] for table in var], row_step=row_step, grad_scale=grad_scale, found_inf=found_inf,
+            bias_correction=o.bias_correction, weight_decay=o.weight_decay, maximize=o.maximize,
+            stochastic_rounding=o.stochastic_rounding, refuse_negative=o.refuse_negative,
         )  # fmt: skip
 
 

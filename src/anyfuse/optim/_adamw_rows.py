@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from .. import _core
 from .._settings import use_reference
 from ..formats import codebook as books
 from ..ops import apply_adam_w_quant as op
+from . import _blocks as blocks
+from . import _sharding as sharding
 from ._base import Group, Plan, State, check_choice, check_flag, check_number, copy_value, count_steps, next_steps
 
 FIELDS = {
@@ -53,13 +56,15 @@ def has_codes(group: Group, param: Tensor) -> bool:
 
 def new_state(group: Group, param: Tensor) -> State:
     """Moments of 0."""
+    mine = sharding.local(param)
     if not has_codes(group, param):
-        return {"step": 0, **{key: _zeros(param, torch.float32) for key in ("exp_avg", "exp_avg_sq")}}
+        return {"step": 0, **{key: _zeros(mine, torch.float32) for key in ("exp_avg", "exp_avg_sq")}}
+    sharding.require_rows(param, "8-bit moments")
     state: State = {"step": 0}
     for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
-        state[key] = _zeros(param, torch.uint8).fill_(_code_of_zero(qmap))
-    blocks = -(-param.numel() // group["block_size"])
-    return state | {f"absmax_{key}": torch.zeros(blocks) for key in ("exp_avg", "exp_avg_sq")}
+        state[key] = _zeros(mine, torch.uint8).fill_(_code_of_zero(qmap))
+    count = blocks.count(param, group["block_size"])
+    return state | {f"absmax_{key}": torch.zeros(count) for key in ("exp_avg", "exp_avg_sq")}
 
 
 def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,16 +78,19 @@ def _code_of_zero(qmap: Tensor) -> int:
 def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
     """A saved state as it is stepped: codes and moments stay what they are, moments of 16 bits become fp32.
 
+    Scales by rows, of a state that was saved for resharding, become those of this rank's blocks.
+
     Raises ValueError where shapes, or scales and the group's block size, do not belong together.
     """
     adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+    shape = sharding.local(param).shape
     for key in ("exp_avg", "exp_avg_sq"):
         moment = adapted.get(key)
-        if not isinstance(moment, Tensor) or moment.shape != param.shape:
+        if not isinstance(moment, Tensor) or moment.shape != shape:
             got = f"has shape {tuple(moment.shape)}" if isinstance(moment, Tensor) else "is missing"
-            raise ValueError(f"{key} of a saved state {got}; accepted: {tuple(param.shape)}, the parameter's shape")
+            raise ValueError(f"{key} of a saved state {got}; accepted: {tuple(shape)}, the parameter's shape")
         if moment.dtype == torch.uint8:
-            _check_scales(key, adapted.get(f"absmax_{key}"), param.numel(), group["block_size"])
+            _adapt_scales(key, adapted, group, param)
         elif moment.is_floating_point():
             adapted[key] = moment.float()
         else:
@@ -93,17 +101,44 @@ def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
     return adapted
 
 
-def _check_scales(key: str, absmax: Any, numel: int, block_size: int) -> None:
-    blocks = -(-numel // block_size)
+def _adapt_scales(key: str, state: State, group: Group, param: Tensor) -> None:
+    absmax, block_size = state.get(f"absmax_{key}"), group["block_size"]
+    numel, count = sharding.local(param).numel(), blocks.count(param, block_size)
     if not isinstance(absmax, Tensor) or absmax.dtype != torch.float32:
         raise TypeError(f"absmax_{key} of a saved state is not a float32 tensor; accepted: one scale for each block")
-    if absmax.shape != (blocks,):
+    sharding.require_rows(param, "8-bit moments")
+    if absmax.dim() == 2:
+        is_v = key == "exp_avg_sq"
+        qmap, nonzero = maps(group["codebook"])[is_v], is_v and group["nonzero_v"]
+        state[key], absmax = blocks.from_rows(param, state[key], absmax, qmap, block_size, nonzero)
+        state[f"absmax_{key}"] = absmax
+    if absmax.shape != (count,):
         fits = [size for size in books.BLOCK_SIZES if absmax.shape == (-(-numel // size),)]
         was = f", as for a block_size of {' or '.join(map(str, fits))}" if fits else ""
         raise ValueError(
-            f"absmax_{key} of a saved state has shape {tuple(absmax.shape)}{was}; accepted: ({blocks},) for the "
+            f"absmax_{key} of a saved state has shape {tuple(absmax.shape)}{was}; accepted: ({count},) for the "
             f"group's block_size of {block_size} (give the saved block_size in its group)"
         )
+
+
+#: The forms in which 8-bit moments are saved.
+FORMS = (None, "rows", "float32")
+
+
+def saved_state(group: Group, param: Tensor, state: State, form: str | None) -> State:
+    """A state as it is saved: with scales by block (None, not sharded), by row, or with moments of float32."""
+    check_choice("checkpoint_form", form, FORMS)
+    sharded = sharding.is_sharded(param)
+    if state["exp_avg"].dtype != torch.uint8 or (form is None and not sharded):
+        return sharding.wrap_state(param, state) if sharded else state
+    saved = dict(state)
+    for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
+        absmax = saved.pop(f"absmax_{key}")
+        if form == "float32":
+            saved[key] = blocks.decode(param, state[key], absmax, qmap, group["block_size"])
+        else:
+            saved[f"absmax_{key}"] = blocks.to_rows(param, absmax, group["block_size"])
+    return sharding.wrap_state(param, saved)
 
 
 @dataclass(frozen=True)
@@ -139,16 +174,64 @@ def options_of(group: Group, grad_scale: float, ema_decay: float = 0.0) -> Optio
     )
 
 
+class RowsPlan(Plan):
+    """A plan whose rows are cut where this rank's part of a parameter begins inside a block: see `_blocks`.
+
+    The operator counts blocks from the first element of a row. The elements before the first block that begins here
+    are therefore a row of their own, behind all others.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        states: Sequence[State],
+        seeds: Sequence[int],
+        block_size: int,
+    ) -> None:
+        super().__init__(op.Row, params, grads, states, FIELDS, _DTYPES)
+        coded = [state["exp_avg"].dtype == torch.uint8 for state in states]
+        self.rows["state_bits"] = [8 if has_codes else 32 for has_codes in coded]
+        self.rows["seed"] = seeds
+        pairs = zip(params, coded, strict=True)
+        self.heads = [blocks.head(param, block_size) if has_codes else 0 for param, has_codes in pairs]
+        self.cut_at = [i for i, head in enumerate(self.heads) if head]
+        for i in self.cut_at:
+            if not self.params[i].is_contiguous():
+                raise ValueError("a sharded parameter is not contiguous; accepted with 8-bit moments: contiguous ones")
+        sizes = {"grad": grads, "var": self.params, "s": [state.get("ema", grads[0]) for state in states]}
+        self._sizes = {field: np.array([t.element_size() for t in tensors]) for field, tensors in sizes.items()}
+        self._sizes |= {"m": np.ones(len(params), int), "v": np.ones(len(params), int)}
+
+    def cut_rows(self) -> np.ndarray:
+        """The rows for the operator."""
+        if not self.cut_at:
+            return self.rows
+        at, heads = self.cut_at, np.array(self.heads)[self.cut_at]
+        firsts, rest = self.rows[at].copy(), self.rows.copy()
+        firsts["numel"] = heads
+        rest["numel"][at] -= heads
+        for field, size in self._sizes.items():
+            rest[field][at] += (heads * size[at]).astype(rest[field].dtype) * (rest[field][at] != 0)
+        for field in ("absmax_m", "absmax_v"):
+            rest[field][at] += 4
+        firsts["seed"] ^= 0x9E3779B9
+        return np.concatenate([rest, firsts])
+
+    def cut(self, tensors: Sequence[Tensor], heads: Sequence[int] | None = None) -> list[Tensor]:
+        """The same of tensors (for scales, whose head is 1, the heads are given)."""
+        heads = self.heads if heads is None else heads
+        pairs = list(zip(tensors, heads, strict=True))
+        return [t.view(-1)[h:] if h else t for t, h in pairs] + [t.view(-1)[:h] for t, h in pairs if h]
+
+
 def make_plan(
-    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], seeds: Sequence[int] | None = None
-) -> Plan:
-    plan = Plan(op.Row, params, grads, states, FIELDS, _DTYPES)
-    plan.rows["state_bits"] = [8 if state["exp_avg"].dtype == torch.uint8 else 32 for state in states]
-    plan.rows["seed"] = 0 if seeds is None else seeds
-    return plan
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], seeds: Sequence[int], block_size: int
+) -> RowsPlan:
+    return RowsPlan(params, grads, states, seeds, block_size)
 
 
-def run(plan: Plan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
+def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
     """Steps the plan's rows and counts their steps (to the numbers given, or by one)."""
     steps = next_steps(plan.states) if steps is None else steps
     qmap_m, qmap_v = maps(options.codebook)
@@ -156,9 +239,10 @@ def run(plan: Plan, grads: Sequence[Tensor], options: Options, steps: list[int] 
         _run_operator(plan, grads, steps, options)
     else:
         plan.begin(grads, steps)
+        cut = plan.cut_rows()
         native(
             op.Params(
-                _core.sizeof(op.Params), _core.sizeof(op.Row), plan.address(), len(steps),
+                _core.sizeof(op.Params), _core.sizeof(op.Row), cut.ctypes.data, len(cut),
                 qmap_m.data_ptr(), qmap_v.data_ptr(), options.block_size,
                 options.lr, *options.betas, options.weight_decay, options.eps, 1.0, options.grad_scale,
                 _core.CONVENTIONS["formula"], options.maximize, options.skip_nonfinite, options.nonzero_v,
@@ -172,19 +256,22 @@ def run(plan: Plan, grads: Sequence[Tensor], options: Options, steps: list[int] 
 native = _core.function("apply_adam_w_quant", op.Params)
 
 
-def _run_operator(plan: Plan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
+def _run_operator(plan: RowsPlan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
     """The same by the public operator, whose backend may be the reference."""
+    scales = [int(head > 0) for head in plan.heads]
     lists: dict[str, Any] = {
-        field: [state.get(key, torch.zeros(0)) for state in plan.states]
+        field: plan.cut([state.get(key, torch.zeros(0)) for state in plan.states], scales if "absmax" in key else None)
         for field, key in FIELDS.items()
         if field != "s" or key in plan.states[0]
     }
+    cut = plan.cut_rows()
     qmap_m, qmap_v = maps(options.codebook)
     op.apply_adam_w_quant_(
-        plan.params, grads, qmap_m=qmap_m, qmap_v=qmap_v, **lists, step=steps,
+        plan.cut(plan.params), plan.cut([grad.contiguous() for grad in grads]), qmap_m=qmap_m, qmap_v=qmap_v, **lists,
+        step=steps + [steps[i] for i in plan.cut_at],
         lr=options.lr, beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay,
         eps=options.eps, block_size=options.block_size, convention="formula", skip_nonfinite=options.skip_nonfinite,
         nonzero_v=options.nonzero_v, grad_scale=torch.tensor(options.grad_scale, dtype=torch.float64),
         maximize=options.maximize, ema_decay=options.ema_decay,
-        stochastic_rounding=plan.rows["seed"].tolist() if options.stochastic_rounding else None,
+        stochastic_rounding=cut["seed"].tolist() if options.stochastic_rounding else None,
     )  # fmt: skip

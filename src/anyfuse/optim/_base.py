@@ -5,6 +5,8 @@ is refused is refused there. Then each group's plan runs: one native call for al
 
 Every parameter counts its own steps (`state["step"]`, an int): one that gets its first gradient late starts at 1. The
 state of a parameter is made at its first step. It is saved and loaded as it is: loading never changes a dtype.
+
+Of a parameter that is sharded over ranks (a DTensor) a step sees this rank's part alone (`_sharding`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from .. import _core
 from ..ops import _dispatch as d
+from . import _sharding as sharding
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -38,8 +41,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     - `_prepare(number, group, params, grads, grad_scale)`: makes the parameters' state where there is none, refuses
       what the operator would refuse, and returns the function that does the step,
     - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in the form that `_prepare` takes,
+    - `_saved_state(group, param, state)`, where a state is saved in another form than it has,
     - `_with_gradients(group)` and `_check_gradients(params, grads)`, where more than dense gradients are accepted.
     """
+
+    #: How `state_dict` gives 8-bit moments: None, "rows" or "float32"; see docs/distributed.md. It belongs to the
+    #: optimizer, not to its state: a loaded state does not set it.
+    checkpoint_form: str | None = None
 
     # torch.amp.GradScaler leaves unscaling and skipping to `step` by the attributes grad_scale and found_inf.
     _step_supports_amp_scaling = True
@@ -118,7 +126,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
         """The parameters to step, and what each is stepped by."""
         params = [param for param in group["params"] if param.grad is not None]
-        return params, [param.grad for param in params]
+        return params, sharding.local_gradients(params, [param.grad for param in params])
 
     def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         check_dense(grads)
@@ -141,7 +149,26 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plans.clear()
             self._seen = now
 
-    # ---- loading ----
+    # ---- saving and loading ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as torch.optim.Optimizer.state_dict gives it; that of sharded parameters as DTensors."""
+        after = self.register_state_dict_post_hook(lambda _, packed: self._saved(packed), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            after.remove()
+
+    def _saved(self, packed: dict[str, Any]) -> dict[str, Any]:
+        pairs = [(group, param) for group in self.param_groups for param in group["params"]]
+        states = {
+            key: self._saved_state(*pairs[key], state) if isinstance(key, int) else state
+            for key, state in packed["state"].items()
+        }
+        return {**packed, "state": states}
+
+    def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
+        return sharding.wrap_state(param, state) if sharding.is_sharded(param) else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state as it was saved: codes, scales and moments keep their dtypes, whatever the parameters have.
@@ -175,7 +202,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_group(saved)
             for key, param in zip(saved["params"], group["params"], strict=True):
                 if key in states:
-                    states[key] = _Kept(self._adapt_state(saved, param, states[key]))
+                    mine = sharding.unwrap_state(param, states[key])
+                    states[key] = _Kept(self._adapt_state(saved, param, mine))
             saved_groups.append(saved)
         return {**state_dict, "param_groups": saved_groups, "state": states}
 
@@ -233,7 +261,7 @@ class Plan:
         fields: Mapping[str, str],
         dtypes: Mapping[str, str],
     ) -> None:
-        self.params, self.states = list(params), list(states)
+        self.params, self.states = sharding.locals_of(params), list(states)
         keys = [tuple(key for key in fields.values() if key in state) for state in states]
         getters = {some: _getter(some) for some in keys}
         self._tensors_of = next(iter(getters.values())) if len(getters) == 1 else [getters[some] for some in keys]
@@ -256,6 +284,7 @@ class Plan:
             self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
 
     def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+        params = sharding.locals_of(params)
         return (
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
@@ -335,10 +364,10 @@ def first_seed() -> int:
 
 
 def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
-    """A seed for each parameter, by its place in its group and the group's among the groups."""
+    """A seed for each parameter, by its place in its group, the group's among the groups, and this rank's part."""
     place = {id(param): i for i, param in enumerate(group["params"])}
     first = group["rounding_seed"] + 0x01000193 * number
-    return [(first + place[id(param)]) & 0xFFFFFFFF for param in params]
+    return [(first + place[id(p)] + 0x9E3779B1 * sharding.first_element(p)) & 0xFFFFFFFF for p in params]
 
 
 # ---- checks ----

@@ -31,7 +31,10 @@ class AdamW8bit(FusedOptimizer):
             of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction and is kept in
             the group as `rounding_seed`; the same seed and gradients give the same bits on any number of threads.
 
-    Groups may set each of these, and `state_bits`: 8, or 32 for float32 moments.
+    Groups may set each of these, and `state_bits`: 8, or 32 for float32 moments. The parameters of FSDP2 may be sharded
+    by rows; blocks are then local to a rank (docs/distributed.md). The attribute `checkpoint_form` says how
+    `state_dict` gives the moments: None as they are, "rows" with scales by row that can be sharded anew (as always for
+    sharded parameters), "float32" as float32 moments, which they stay when loaded.
 
     State of a parameter: `step` (int), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
     `absmax_exp_avg_sq` (float32, one for each block): 2 + 8/block_size bytes an element. Below `min_8bit_size`:
@@ -101,7 +104,10 @@ class AdamW8bit(FusedOptimizer):
             if not self.state[param]:
                 self.state[param] = rows.new_state(group, param)
             states.append(self.state[param])
-        return rows.make_plan(params, grads, states, seeds_of(group, number, params))
+        return rows.make_plan(params, grads, states, seeds_of(group, number, params), group["block_size"])
+
+    def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
+        return rows.saved_state(group, param, state, self.checkpoint_form)
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
         adapted = rows.adapt_state(group, param, state)

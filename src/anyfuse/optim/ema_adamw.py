@@ -14,6 +14,7 @@ from .._settings import use_reference
 from ..ops import _dispatch as d
 from ..ops import apply_fused_ema_adamw as op
 from . import _adamw_rows as rows
+from . import _sharding as sharding
 from ._base import (
     FusedOptimizer,
     Group,
@@ -53,7 +54,7 @@ class EMAAdamW(FusedOptimizer):
         step_mode: "parameter": each parameter counts its own steps for the bias correction. "group": one count for a
             group, as in MindSpeed.
         stochastic_rounding: parameters and EMAs of 16 bits are rounded up or down by chance (see AdamW8bit).
-        block_size, min_8bit_size, codebook, nonzero_v: as in AdamW8bit, for `state_bits=8`.
+        block_size, min_8bit_size, codebook, nonzero_v, `checkpoint_form`: as in AdamW8bit, for `state_bits=8`.
 
     Groups may set each of these. State of a parameter: `step` (int), `exp_avg`, `exp_avg_sq` (float32, or codes and
     scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates.
@@ -166,10 +167,13 @@ class EMAAdamW(FusedOptimizer):
             states.append(self.state[param])
         seeds = seeds_of(group, number, params)
         if group["state_bits"] == 8:
-            return rows.make_plan(params, grads, states, seeds)
+            return rows.make_plan(params, grads, states, seeds, group["block_size"])
         plan = Plan(op.Row, params, grads, states, _FIELDS, _DTYPES)
         plan.rows["seed"] = seeds
         return plan
+
+    def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
+        return rows.saved_state(group, param, state, self.checkpoint_form)
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
         adapted = rows.adapt_state(group, param, state)
@@ -178,8 +182,8 @@ class EMAAdamW(FusedOptimizer):
         ema = adapted.get("ema")
         if ema is None:
             adapted["ema"] = _copy(param, group["ema_dtype"])
-        elif ema.shape != param.shape:
-            raise ValueError(f"ema of a saved state has shape {tuple(ema.shape)}; accepted: {tuple(param.shape)}")
+        elif ema.shape != (shape := sharding.local(param).shape):
+            raise ValueError(f"ema of a saved state has shape {tuple(ema.shape)}; accepted: {tuple(shape)}")
         return adapted
 
     # ---- the EMA ----
@@ -189,47 +193,58 @@ class EMAAdamW(FusedOptimizer):
         return [decay_at(group, max(group["ema_updates"], 1)) for group in self.param_groups]
 
     @contextmanager
-    def swap_ema(self) -> Iterator[None]:
+    def swap_ema(self, model: nn.Module | None = None) -> Iterator[None]:
         """Puts the EMA weights into the parameters for the block, and the trained ones back, whatever happens in it.
 
-        In place: views, compiled models and `data_ptr` stay valid. The trained weights are copied meanwhile.
+        In place: views, compiled models and `data_ptr` stay valid. The trained weights are copied meanwhile. Every rank
+        swaps its part of sharded parameters; FSDP2 may still hold whole ones, which it gathered for the last forward
+        pass, so that the model has to be given: its `reshard` is called on both sides.
 
-        Raises RuntimeError when the EMA weights are in place already, and for a `step` inside the block.
+        Raises ValueError for sharded parameters without a model, RuntimeError when the EMA weights are in place
+        already, and for a `step` inside the block.
         """
         if self._trained is not None:
             raise RuntimeError("swap_ema inside swap_ema: the EMA weights are in place already")
         pairs = self._with_ema()
-        self._trained = [(param, param.detach().clone()) for param, _ in pairs]
+        if model is None and any(sharding.is_sharded(param) for param, _ in pairs):
+            raise ValueError("swap_ema of sharded parameters without a model; accepted: swap_ema(model)")
+        _reshard(model)
+        self._trained = [(param, sharding.local(param).detach().clone()) for param, _ in pairs]
         try:
             _assign(pairs)
             yield
         finally:
             trained, self._trained = self._trained, None
+            _reshard(model)
             _assign(trained)
 
-    def ema_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+    def ema_state_dict(self, model: nn.Module, *, full: bool = False) -> dict[str, Tensor]:
         """The model's state dict with the EMA in place of each parameter that has one.
 
         It has every entry of `model.state_dict()`: frozen and unused parameters and buffers with their values, tied
         weights under each of their names. The prefixes of torch.compile and (Distributed)DataParallel are left out, so
         that the plain model loads it strictly. Tensors are not copied, and an EMA has its own dtype.
 
+        Under FSDP2 the entries are DTensors, each rank's part alone, as in the model's own state dict. With `full` they
+        are whole tensors on rank 0 and the dict is empty on the others; all ranks have to call then.
+
         Raises ValueError when no parameter of the model has an EMA here.
         """
-        averages = {id(param): ema for param, ema in self._with_ema()}
+        averages = {id(param): sharding.wrap(param, ema) for param, ema in self._with_ema()}
         live = _plain(model).state_dict(keep_vars=True)
         if not any(id(value) in averages for value in live.values()):
             raise ValueError("model has no parameter with an EMA in this optimizer; accepted: the model that it steps")
-        return {
+        exported = {
             name.replace("_orig_mod.", ""): averages.get(id(value), value).detach()
             if isinstance(value, Tensor)
             else value
             for name, value in live.items()
         }
+        return sharding.on_rank_0(exported) if full else exported
 
     def store(self, parameters: Iterable[Tensor]) -> None:
         """Keeps copies of parameters for `restore` (as in MindSpeed; `swap_ema` does all three)."""
-        self._stored = [param.detach().clone() for param in parameters]
+        self._stored = [sharding.local(param).detach().clone() for param in parameters]
 
     def copy_to(self) -> None:
         """Puts the EMA weights into the parameters, in place."""
@@ -239,7 +254,7 @@ class EMAAdamW(FusedOptimizer):
         """Puts the stored values back, in place. RuntimeError without `store`, ValueError for other parameters."""
         if self._stored is None:
             raise RuntimeError("restore without store: there are no weights to put back")
-        params = list(parameters)
+        params = sharding.locals_of(list(parameters))
         if [param.shape for param in params] != [kept.shape for kept in self._stored]:
             raise ValueError("parameters have other shapes than those stored; accepted: the parameters given to store")
         _assign(list(zip(params, self._stored, strict=True)))
@@ -293,13 +308,25 @@ _native = _core.function("apply_fused_ema_adamw", op.Params)
 
 
 def _copy(param: Tensor, dtype: torch.dtype) -> Tensor:
+    param = sharding.local(param)
     return torch.empty(param.shape, dtype=dtype, device=param.device).copy_(param.detach())
 
 
 @torch.no_grad()
 def _assign(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     for tensor, value in pairs:
-        tensor.copy_(value)
+        sharding.local(tensor).copy_(value)
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Lets FSDP2 drop the whole parameters that it still holds, so that it gathers them anew."""
+    if model is None:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _plain(model: Any) -> nn.Module:

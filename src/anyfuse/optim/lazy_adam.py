@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_, itemgetter
 from typing import Any
 
@@ -15,6 +15,7 @@ from .. import _core
 from .._settings import use_reference
 from ..ops import _dispatch as d
 from ..ops import lazy_adam as op
+from . import _sharding as sharding
 from ._base import (
     FusedOptimizer,
     Group,
@@ -59,7 +60,9 @@ class LazyAdam(FusedOptimizer):
     - `step(visible=mask)`, for parameters (N, ...) with dense gradients, of which the rows are stepped where the mask
       (N,) is true, as gsplat's SelectiveAdam does.
 
-    A parameter may have a sparse gradient at one step and a dense one at the next.
+    A parameter may have a sparse gradient at one step and a dense one at the next. Of a parameter that is sharded over
+    ranks by rows (a DTensor) each rank steps its own: the ids of `rows` and the mask count from the rank's first row,
+    `padding_idx` is that of the whole table (docs/distributed.md).
 
     Args:
         params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16 of any shape, on the
@@ -207,8 +210,8 @@ class LazyAdam(FusedOptimizer):
             d.require_tensor("ids of rows", ids, op.IDS)
             d.require_tensor("values of rows", values, d.FLOATS)
             return Update(values, ids.reshape(-1))
-        grad = param.grad
-        assert grad is not None
+        assert param.grad is not None
+        (grad,) = sharding.local_gradients([param], [param.grad])
         if grad.layout is torch.strided:
             return Update(grad, self._visible)
         if grad.layout is not torch.sparse_coo:
@@ -220,12 +223,14 @@ class LazyAdam(FusedOptimizer):
 
     def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         for param, update in zip(params, grads, strict=True):
-            _check_update(param, update)
+            _check_update(sharding.local(param), update)
 
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Any], grad_scale: float) -> Run:
         options = _options(group)
         states = [self._state_of(group, param) for param in params]
         seeds = seeds_of(group, number, params)
+        paddings = [_padding_of(param, options.padding_idx) for param in params]
+        params = sharding.locals_of(params)
         steps = next_steps(states)
         op.check_step_values(steps, options)
         lr = float(group["lr"])
@@ -243,10 +248,11 @@ class LazyAdam(FusedOptimizer):
             if direct:
                 plan.run(
                     [grads[i] for i in direct], [steps[i] for i in direct], [seeds[i] for i in direct],
-                    lr, grad_scale, options,
+                    [paddings[i] for i in direct], lr, grad_scale, options,
                 )  # fmt: skip
             for i in others:
-                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, options)
+                o = replace(options, padding_idx=paddings[i])
+                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, o)
             count_steps(states, steps)
 
         return run
@@ -255,20 +261,22 @@ class LazyAdam(FusedOptimizer):
 
     def _state_of(self, group: Group, param: Tensor) -> State:
         """The state of a parameter, made or completed where it lacks something."""
-        state = self.state[param]
+        state, mine = self.state[param], sharding.local(param)
         if not state:
             state["step"] = 0
             for key in ("exp_avg", "exp_avg_sq"):
-                state[key] = torch.zeros(param.shape, dtype=torch.float32, device=param.device)
+                state[key] = torch.zeros(mine.shape, dtype=torch.float32, device=mine.device)
         if not _counts_rows(group):
             state.pop("row_step", None)
         elif "row_step" not in state:  # so far all rows were stepped alike, or a state of another optimizer was loaded
-            state["row_step"] = torch.full((_rows_of(param),), state["step"], dtype=torch.int32, device=param.device)
+            sharding.require_rows(param, "a count for each row")
+            state["row_step"] = torch.full((_rows_of(mine),), state["step"], dtype=torch.int32, device=mine.device)
         return state
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
         adapted = {key: copy_value(key, value, param) for key, value in state.items()}
-        shapes = {"exp_avg": tuple(param.shape), "exp_avg_sq": tuple(param.shape), "row_step": (_rows_of(param),)}
+        mine = sharding.local(param)
+        shapes = {"exp_avg": tuple(mine.shape), "exp_avg_sq": tuple(mine.shape), "row_step": (_rows_of(mine),)}
         for key, shape in shapes.items():
             value = adapted.get(key)
             if value is None and key == "row_step":
@@ -318,6 +326,7 @@ class TablePlan:
         updates: Sequence[Update],
         steps: Sequence[int],
         seeds: Sequence[int],
+        paddings: Sequence[int | None],
         lr: float,
         grad_scale: float,
         o: op.Options,
@@ -333,7 +342,7 @@ class TablePlan:
         rows["indices"] = [0 if ids is None else ids.data_ptr() for ids in indices]
         rows["indices_dtype"] = [_ALL if ids is None else d.NUMBERS[ids.dtype] for ids in indices]
         rows["lr"], rows["step"], rows["seed"] = lr, steps, seeds
-        rows["padding_idx"] = op.NO_PADDING if o.padding_idx is None else o.padding_idx
+        rows["padding_idx"] = [op.NO_PADDING if padding is None else padding for padding in paddings]
         try:
             _native(
                 op.Params(
@@ -361,6 +370,14 @@ def _tensors_of(states: Sequence[State]) -> list[Tensor]:
 
 def _rows_of(param: Tensor) -> int:
     return param.shape[0] if param.dim() else 1
+
+
+def _padding_of(param: Tensor, padding: int | None) -> int | None:
+    """The padding of a table as its rank's part counts rows; None where the row is another rank's."""
+    if padding is None or padding < 0 or not sharding.is_sharded(param):
+        return padding
+    part = sharding.rows_held(param)
+    return padding - part.first if part.first <= padding < part.first + part.count else None
 
 
 def _dim_of(param: Tensor) -> int:

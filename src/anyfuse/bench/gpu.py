@@ -1,0 +1,345 @@
+"""The operators on this machine's GPU: `python -m anyfuse.bench.gpu --quick`, alone and offline.
+
+Samples are limited to 40 s an operator, so that all of it is meant to stay under 8 minutes.
+
+First equality: the registry's samples, on the GPU and on the CPU. Then speed: each operator and what one could use
+instead, in time, in bytes or operations a second, and against this GPU's copy bandwidth. A peer that is not installed,
+or that fails, is named with the reason. Writes one JSON file and one Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from .._opspec import REGISTRY, OpSpec, Sample
+from .._sampling import Draw, clone_with_storage, same_bits
+from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
+from ..ops.apply_adam_w_quant import apply_adam_w_quant_
+from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
+from ..ops.lazy_adam import lazy_adam_
+from ..ops.quant_matmul_dequant import quant_matmul_dequant
+from . import add_rms_norm_dynamic_quant as norm_bench
+from . import apply_adam_w_quant as adam8_bench
+from . import quant_matmul_dequant as matmul_bench
+
+SCHEMA_NAME = "anyfuse-bench-gpu/1"
+
+Call = Callable[[], object]
+
+
+# ---- equality ----
+
+
+def to_device(value: Any, device: torch.device, storages: dict[int, torch.UntypedStorage] | None = None) -> Any:
+    """A copy on another device that keeps strides, offsets and what lies around a view."""
+    storages = {} if storages is None else storages
+    if isinstance(value, dict):
+        return {name: to_device(item, device, storages) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(item, device, storages) for item in value)
+    if not isinstance(value, Tensor):
+        return value.to(device) if hasattr(value, "state_tensors") else value
+    storage = value.untyped_storage()
+    key = storage.data_ptr()
+    if key not in storages:
+        flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+        storages[key] = flat.clone().to(device).untyped_storage()
+    empty = torch.empty(0, dtype=value.dtype, device=device)
+    return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in tensors_of(item)] if isinstance(value, (list, tuple)) else []
+
+
+def samples(spec: OpSpec, draws: int) -> Iterator[Sample]:
+    """Random calls and edges in turn, so that a limit of time leaves some of both."""
+    edges = iter(list(spec.edges()))
+    for seed in range(draws):
+        yield spec.draw(Draw(seed))
+        edge = next(edges, None)
+        if edge is not None:
+            yield edge
+    yield from edges
+
+
+def equality(spec: OpSpec, device: torch.device, draws: int, seconds: float) -> dict[str, Any]:
+    """How many samples gave the CPU's bits, and what the first other one was."""
+    result: dict[str, Any] = {"operator": spec.name, "compared": 0, "equal": 0, "first_difference": None}
+    end = time.monotonic() + seconds
+    for sample in samples(spec, draws):
+        if time.monotonic() > end:
+            break
+        expected = tensors_of(spec.function(**clone_with_storage(sample.arguments)))
+        try:
+            got = tensors_of(spec.function(**to_device(sample.arguments, device)))
+            same, why = all(same_bits(a, b.cpu()) for a, b in zip(expected, got, strict=True)), ""
+        except Exception as error:  # a kernel that fails is a difference, too, and the report goes on
+            same, why = False, f": {_line(error)}"
+        result["compared"] += 1
+        result["equal"] += same
+        if not same and result["first_difference"] is None:
+            result["first_difference"] = sample.label + why
+    return result
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+# ---- speed ----
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of ours, what it moves or computes, and the peers: a name, and what makes their call."""
+
+    operator: str
+    case: str
+    ours: Call
+    bytes: int | None = None
+    operations: int | None = None
+    peers: dict[str, Callable[[], Call]] = field(default_factory=dict)
+
+
+def ema(device: torch.device, size: int) -> Work:
+    var, m, v, s, grad = (torch.rand(size, device=device) * 1e-2 for _ in range(5))
+    step = torch.ones(1, dtype=torch.int64, device=device)
+
+    def fused_and_lerp() -> Call:
+        parameter = torch.nn.Parameter(var.clone())
+        parameter.grad = grad
+        optimizer, average = torch.optim.AdamW([parameter], lr=1e-3, fused=True), var.clone()
+
+        def run() -> None:
+            optimizer.step()
+            torch._foreach_lerp_([average], [parameter.detach()], 1e-4)
+
+        return run
+
+    return Work(
+        "apply_fused_ema_adamw", f"fp32, {size} elements",
+        lambda: apply_fused_ema_adamw_(grad, var, m, v, s, step, weight_decay=0.01),
+        bytes=size * 4 * 9, peers={"torch AdamW(fused) + lerp": fused_and_lerp},
+    )  # fmt: skip
+
+
+def adam8(device: torch.device, size: int, dtype: torch.dtype) -> Work:
+    given = to_device(adam8_bench.call(size, dtype), device)
+    step = torch.ones(1, dtype=torch.int64, device=device)
+
+    def optimizer(make: Callable[[torch.nn.Parameter], torch.optim.Optimizer]) -> Callable[[], Call]:
+        def start() -> Call:
+            parameter = torch.nn.Parameter(given["var"].clone())
+            parameter.grad = given["grad"]
+            return make(parameter).step
+
+        return start
+
+    peers = {"bitsandbytes AdamW8bit": adam8_bench.bitsandbytes, "torch AdamW(fused), 32-bit": adam8_bench.fused}
+    return Work(
+        "apply_adam_w_quant", f"{str(dtype).removeprefix('torch.')}, {size} elements",
+        lambda: apply_adam_w_quant_(**{**given, "step": step}),
+        bytes=size * (3 * dtype.itemsize + 4) + size // 256 * 16,
+        peers={name: optimizer(make) for name, make in peers.items()},
+    )  # fmt: skip
+
+
+def norm(device: torch.device, rows: int, cols: int) -> Work:
+    given = to_device(norm_bench.call(rows, cols, torch.bfloat16), device)
+    return Work(
+        "add_rms_norm_dynamic_quant", f"bf16, {rows} x {cols}, two int8 outputs",
+        lambda: add_rms_norm_dynamic_quant(**given),
+        bytes=rows * cols * (3 * 2 + 2),
+        peers={"torch.compile of the formula": lambda: norm_bench.composed(norm_bench.compiled, given).run},
+    )  # fmt: skip
+
+
+def lazy(device: torch.device, rows: int, n: int) -> Work:
+    dim = 64
+    var, m, v = (torch.rand(rows, dim, device=device) for _ in range(3))
+    gradient, ids = torch.rand(n, dim, device=device), torch.randperm(rows, device=device)[:n]
+
+    def sparse() -> Call:
+        parameter = torch.nn.Parameter(var.clone())
+        parameter.grad = torch.sparse_coo_tensor(ids.unsqueeze(0), gradient, (rows, dim))
+        return torch.optim.SparseAdam([parameter]).step
+
+    return Work(
+        "lazy_adam", f"fp32, {n} of {rows} rows of {dim}",
+        lambda: lazy_adam_(gradient, ids, m, v, var, 1e-3),
+        bytes=n * dim * 4 * 7, peers={"torch SparseAdam": sparse},
+    )  # fmt: skip
+
+
+def matmul(device: torch.device, m: int, size: int) -> Work:
+    given = to_device(matmul_bench.tensors(m, size, size, torch.bfloat16), device)
+    codes = torch.randint(-127, 128, (m, size), dtype=torch.int8).to(device)
+    weight, plain = given["weight"].t(), matmul_bench.dequantized(given).to(torch.bfloat16)
+    peers: dict[str, Callable[[], Call]] = {
+        "F.linear bf16": lambda: lambda: torch.nn.functional.linear(given["x"], plain),
+    }
+    if m > 16:  # what torch._int_mm takes
+        peers["torch._int_mm alone"] = lambda: lambda: torch._int_mm(codes, weight)
+    return Work(
+        "quant_matmul_dequant", f"bf16 dynamic, m = {m}, n = k = {size}",
+        lambda: quant_matmul_dequant(**given),
+        bytes=size * size if m <= 16 else None, operations=2 * m * size * size, peers=peers,
+    )  # fmt: skip
+
+
+def works(device: torch.device, small: bool) -> Iterator[Work]:
+    """The cases one after the other, each made when its turn comes. `small`: to try them, not to time them."""
+    size = 4096 if small else 64 * 2**20
+    yield ema(device, size)
+    yield adam8(device, size, torch.float32)
+    yield adam8(device, size, torch.bfloat16)
+    yield norm(device, 4 if small else 16384, 4096)
+    yield lazy(device, 300 if small else 2_000_000, 100 if small else 564_096)
+    for m in (1, 16, 1024, 4096):
+        yield matmul(device, min(m, 32) if small else m, 64 if small else 4096)
+
+
+def seconds(call: Call) -> float:
+    """The median of about a tenth of a second of calls, with a cold L2 cache each; compiled and measured before."""
+    from triton.testing import do_bench
+
+    return float(do_bench(call, warmup=25, rep=100, return_mode="median")) / 1e3
+
+
+def copy_rate(device: torch.device, clock: Callable[[Call], float]) -> float:
+    """Bytes a second of a copy, read and written ones counted."""
+    source = torch.empty(64 * 2**20, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / clock(lambda: target.copy_(source))
+
+
+def speed(work: Work, copies: float | None, clock: Callable[[Call], float]) -> dict[str, Any]:
+    """The figures of one case; `copies` is the copy bandwidth."""
+    ours = clock(work.ours)
+    rate = None if work.bytes is None else work.bytes / ours
+    peers = []
+    for name, start in work.peers.items():
+        try:
+            took, status = clock(start()), "ran"
+        except Exception as error:  # whatever a peer raises is its result
+            took, status = None, _line(error)
+        ratio = None if took is None else took / ours
+        peers.append({"name": name, "seconds": took, "times_ours": ratio, "status": status})
+    return {
+        "operator": work.operator,
+        "case": work.case,
+        "seconds": ours,
+        "gb_per_s": None if rate is None else rate / 1e9,
+        "of_copy": None if rate is None or copies is None else rate / copies,
+        "tera_operations_per_s": None if work.operations is None else work.operations / ours / 1e12,
+        "peers": peers,
+    }
+
+
+# ---- report ----
+
+
+def machine() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    versions: dict[str, str | None] = {}
+    for package in ("torch", "triton", "bitsandbytes"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "gpu": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "processors": properties.multi_processor_count,
+        "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}",
+        "python": platform.python_version(),
+        "versions": {"anyfuse": __version__, **versions},
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page: what was equal, then a table of speeds."""
+    about = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
+    lines = [
+        f"# {about['gpu']}, {report['date']}",
+        "",
+        f"{about['runtime']}, {versions}. Copy bandwidth {report['copy_gb_per_s']:.0f} GB/s.",
+        "",
+        "| operator | samples | equal to the CPU, bit for bit | first difference |",
+        "|---|--:|--:|---|",
+    ]
+    for row in report["equality"]:
+        lines.append(f"| {row['operator']} | {row['compared']} | {row['equal']} | {row['first_difference'] or '—'} |")
+    lines += [
+        "",
+        "| operator | case | ms | GB/s | of copy | TOP/s | peers: their time over ours |",
+        "|---|---|--:|--:|--:|--:|---|",
+    ]
+    for row in report["speed"]:
+        peers = "; ".join(
+            f"{peer['name']} {peer['status'] if peer['times_ours'] is None else format(peer['times_ours'], '.2f')}"
+            for peer in row["peers"]
+        )
+        figures = (
+            f"{row['seconds'] * 1e3:.3f}",
+            _figure(row["gb_per_s"], ".0f"),
+            _figure(row["of_copy"], ".0%"),
+            _figure(row["tera_operations_per_s"], ".0f"),
+        )
+        lines.append(f"| {row['operator']} | {row['case']} | {' | '.join(figures)} | {peers} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "—" if value is None else format(value, form)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when everything was equal, 1 when something was not, 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m anyfuse.bench.gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="40 s of samples for each operator instead of 5 minutes")
+    parser.add_argument("--output", type=Path, default=Path(), help="folder for gpu.json and gpu.md")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("No GPU here: torch.cuda.is_available() is False. Nothing was measured.", file=sys.stderr)
+        return 2
+    device = torch.device("cuda", torch.cuda.current_device())
+    draws, limit = (40, 40.0) if options.quick else (400, 300.0)
+    copies = copy_rate(device, seconds)
+    report = {
+        "schema": SCHEMA_NAME,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "quick": options.quick,
+        "copy_gb_per_s": copies / 1e9,
+        "equality": [equality(spec, device, draws, limit) for spec in REGISTRY.values()],
+        "speed": [speed(work, copies, seconds) for work in works(device, small=False)],
+    }
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
+    page = markdown(report)
+    (options.output / "gpu.md").write_text(page)
+    print(page)
+    return 0 if all(row["equal"] == row["compared"] for row in report["equality"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

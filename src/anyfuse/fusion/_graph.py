@@ -1,0 +1,116 @@
+"""Reading a graph of ATen operators: one small vocabulary for the matchers."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+#: A node as the matchers walk it. (Its arguments are a union of fifteen types; `is_call` tells which one it is.)
+AnyNode: TypeAlias = Any
+
+aten = torch.ops.aten
+convert = torch.ops.prims.convert_element_type.default
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALVES)
+
+ADDS = (aten.add.Tensor, aten.add.Scalar)
+MULS = (aten.mul.Tensor, aten.mul.Scalar)
+DIVS = (aten.div.Tensor, aten.div.Scalar)
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+class Refused(Exception):
+    """The code is an operator's in all but one respect, which the text tells."""
+
+
+def is_call(value: Any, *targets: Any) -> bool:
+    return isinstance(value, Node) and value.op == "call_function" and value.target in targets
+
+
+def value_of(node: Node) -> Any:
+    return node.meta.get("val")
+
+
+def is_node(value: Any) -> bool:
+    return isinstance(value, Node)
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(value_of(node), Tensor)
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    return value_of(node).dtype
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal, without a guard on them."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(a == b))
+
+
+def same_shape(a: Node, b: Node) -> bool:
+    left, right = value_of(a).shape, value_of(b).shape
+    return len(left) == len(right) and all(map(same, left, right))
+
+
+def is_row_weight(node: Any, cols: Any) -> bool:
+    """One number for a column."""
+    return is_tensor(node) and value_of(node).dim() == 1 and same(value_of(node).shape[0], cols)
+
+
+def is_column(node: Any, dims: int) -> bool:
+    """One number for a row, kept as a last dimension of 1."""
+    return is_tensor(node) and value_of(node).dim() == dims and same(value_of(node).shape[-1], 1)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def over_last(dims: Any, node: Node) -> bool:
+    last = value_of(node).dim() - 1
+    dims = [dims] if isinstance(dims, int) else dims
+    return isinstance(dims, (list, tuple)) and list(dims) in ([-1], [last])
+
+
+def widened(node: Any) -> Any:
+    """What a chain of exact casts to wider floats starts from."""
+    while is_call(node, convert) and dtype_of(node) == torch.float32 and dtype_of(node.args[0]) in HALVES:
+        node = node.args[0]
+    return node
+
+
+def keepdim(node: Node, position: int = 2) -> bool:
+    return bool(node.args[position]) if len(node.args) > position else bool(node.kwargs.get("keepdim", False))
+
+
+def is_item(node: Any, index: int, target: Any) -> bool:
+    return is_call(node, operator.getitem) and node.args[1] == index and is_call(node.args[0], target)
+
+
+def new_call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
+    """A node with the value's description that inductor needs, put where the graph inserts at the moment."""
+    node = graph.call_function(target, args)
+    values = torch.fx.map_arg(args, value_of)
+    tensors = [value for value in torch.utils._pytree.tree_leaves(values) if isinstance(value, Tensor)]
+    mode = torch._guards.detect_fake_mode(tensors)
+    assert mode is not None
+    with mode:
+        node.meta["val"] = target(*values)
+    return node
+
+
+def line_of(node: Node) -> str:
+    """Where the user wrote it."""
+    for line in reversed(str(node.meta.get("stack_trace") or "").splitlines()):
+        if line.strip().startswith("File "):
+            parts = line.strip().split(", ")
+            return f"{parts[0].removeprefix('File ').strip(chr(34))}:{parts[1].removeprefix('line ')}"
+    return node.name

@@ -1,0 +1,476 @@
+"""[residual add,] RMSNorm [, bias] [, smooth scale], then symmetric int8 quantization of each row."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph
+
+from ._graph import (
+    ADDS,
+    DIVS,
+    FLOATS,
+    HALVES,
+    MULS,
+    AnyNode,
+    Refused,
+    aten,
+    convert,
+    dtype_of,
+    is_call,
+    is_column,
+    is_item,
+    is_node,
+    is_number,
+    is_row_weight,
+    is_tensor,
+    new_call,
+    over_last,
+    same,
+    same_shape,
+    value_of,
+    widened,
+)  # fmt: skip
+
+NAME = "add_rms_norm_dynamic_quant"
+LARGEST = 127.0
+
+
+@dataclass
+class Walk:
+    """Follows a value back to what it was made of, and notes what the operator would do otherwise."""
+
+    differences: dict[str, str] = field(default_factory=dict)
+
+    def see(self, node: AnyNode) -> None:
+        if dtype_of(node) not in FLOATS:
+            raise Refused(f"computed in {str(dtype_of(node)).removeprefix('torch.')}")
+        if dtype_of(node) in HALVES:
+            name = str(dtype_of(node)).removeprefix("torch.")
+            self.differences.setdefault(
+                "rounding", f"{node.name} is rounded to {name}; the operator keeps it in float32 (accept 'rounding')"
+            )
+
+    def bare(self, node: Any) -> Any:
+        """The arithmetic behind casts. Every cast to 16 bits on the way is noted."""
+        while is_call(node, convert):
+            self.see(node)
+            node = node.args[0]
+        if is_tensor(node):
+            self.see(node)
+        return node
+
+
+@dataclass
+class Quantization:
+    """Rows of `value` as int8 codes. `codes` is the node that holds them, `absmax` the rows' largest magnitudes."""
+
+    codes: AnyNode
+    value: AnyNode
+    absmax: AnyNode
+    walk: Walk
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What the operator is called with. `x2` None stands for zeros; `total` is the node that is the operator's x."""
+
+    x1: AnyNode
+    x2: AnyNode | None
+    gamma: AnyNode | None
+    beta: AnyNode | None
+    smooth: AnyNode | None
+    epsilon: float
+    product: AnyNode
+    total: AnyNode | None
+
+    def key(self) -> tuple[Any, ...]:
+        return self.x1, self.x2, self.gamma, self.beta, self.epsilon
+
+    def inputs(self) -> list[AnyNode]:
+        return [node for node in (self.x1, self.x2, self.gamma, self.beta, self.smooth) if node is not None]
+
+
+# ---- quantization ----
+
+
+def match_quantization(codes: AnyNode) -> Quantization | None:
+    """`codes` is a cast to int8. None if it is no quantization of rows."""
+    node, rounded = codes.args[0], False
+    low, high = -128.0, 127.0
+    while True:
+        if is_call(node, convert):
+            node = node.args[0]
+        elif is_call(node, aten.round.default) and not rounded:
+            node, rounded = node.args[0], True
+        elif (bounds := _bounds(node)) is not None:
+            low, high = max(low, bounds[0]), min(high, bounds[1])
+            node = node.args[0]
+        else:
+            break
+    if not rounded or not is_tensor(node):
+        return None
+    value, factor, inverse = _quotient(node)
+    if value is None:
+        return None
+    walk = Walk()
+    walk.see(node)
+    found = _power_of_absmax(factor, walk)
+    if found is None:
+        return None
+    absmax, exponent, constant = found
+    expected = (-1, LARGEST) if inverse else (1, 1.0 / LARGEST)
+    if exponent != expected[0]:
+        return None
+    if abs(constant / expected[1] - 1.0) > 1e-6:
+        scale = constant if exponent > 0 else 1.0 / constant
+        raise Refused(f"the scale is absmax / {1.0 / scale:.6g}; the operator's is absmax / 127")
+    if low > -127.0 or high < 127.0:
+        raise Refused(f"codes are clamped to {low:g} ... {high:g}; the operator's reach from -127 to 127")
+    measured = walk.bare(_magnitudes(absmax))
+    value = walk.bare(value)
+    if measured is not value:
+        raise Refused("absmax is not that of the values that are quantized")
+    return Quantization(codes, value, absmax, walk)
+
+
+def _bounds(node: Any) -> tuple[float, float] | None:
+    """The bounds of a clamp with numbers."""
+    none = float("-inf"), float("inf")
+    if is_call(node, aten.clamp_min.default) and is_number(node.args[1]):
+        return float(node.args[1]), none[1]
+    if is_call(node, aten.clamp_max.default) and is_number(node.args[1]):
+        return none[0], float(node.args[1])
+    if is_call(node, aten.clamp.default):
+        given = [*node.args[1:], None, None][:2]
+        if all(bound is None or is_number(bound) for bound in given):
+            return tuple(none[i] if given[i] is None else float(given[i]) for i in (0, 1))  # type: ignore[return-value]
+    return None
+
+
+def _quotient(node: AnyNode) -> tuple[Any, Any, bool]:
+    """value and scale of value / scale, or value and factor of value * factor."""
+    dims = value_of(node).dim()
+    if is_call(node, *DIVS) and is_column(node.args[1], dims) and len(node.kwargs) == 0:
+        return node.args[0], node.args[1], False
+    if is_call(node, *MULS):
+        for value, factor in (node.args, node.args[::-1]):
+            if is_column(factor, dims) and is_tensor(value):
+                return value, factor, True
+    return None, None, False
+
+
+def _power_of_absmax(node: Any, walk: Walk) -> tuple[AnyNode, int, float] | None:
+    """(absmax, exponent, c) of a node that is c·absmax or c/absmax."""
+    exponent, constant = 1, 1.0
+    while is_tensor(node):
+        walk.see(node)
+        if _magnitudes(node) is not None:
+            return node, exponent, constant
+        if is_call(node, convert) or _is_unsqueeze(node):
+            node = node.args[0]
+        elif is_call(node, *DIVS) and is_number(node.args[1]) and node.args[1]:
+            constant, node = constant * (1.0 / node.args[1]) ** exponent, node.args[0]
+        elif is_call(node, *MULS) and is_number(node.args[1]) and node.args[1]:
+            constant, node = constant * node.args[1] ** exponent, node.args[0]
+        elif is_call(node, aten.reciprocal.default):
+            exponent, node = -exponent, node.args[0]
+        elif (bounds := _bounds(node)) is not None and bounds[1] == float("inf"):
+            text = f"{node.name} is not let below {bounds[0]:g}; the operator has no bound (accept 'clamp')"
+            walk.differences.setdefault("clamp", text)
+            node = node.args[0]
+        elif is_call(node, *ADDS) and is_number(node.args[1]):
+            if _power_of_absmax(node.args[0], Walk()) is None:
+                return None
+            raise Refused(f"{node.args[1]:g} is added to the scale; the operator adds nothing")
+        else:
+            return None
+    return None
+
+
+def _is_unsqueeze(node: AnyNode) -> bool:
+    return is_call(node, aten.unsqueeze.default) and node.args[1] in (-1, value_of(node).dim() - 1)
+
+
+def _magnitudes(node: Any) -> Any:
+    """v of absmax(v) along the last dimension; None for another node."""
+    if is_call(node, aten.linalg_vector_norm.default):
+        rows = len(node.args) > 2 and node.args[1] == float("inf") and over_last(node.args[2], node.args[0])
+        return node.args[0] if rows else None
+    if is_item(node, 0, aten.max.dim):
+        node = node.args[0]
+    elif not is_call(node, aten.amax.default):
+        return None
+    source = node.args[0]
+    if not is_call(source, aten.abs.default):
+        return None
+    if len(node.args) < 2 or not over_last(node.args[1], source):
+        raise Refused("absmax is not taken of each row; the operator has a scale for each row")
+    return source.args[0]
+
+
+# ---- norm ----
+
+
+def match_norm(value: AnyNode, walk: Walk, accept: frozenset[str]) -> Norm | None:
+    """The norm that gave `value`; None if it is none."""
+    cols = value_of(value).shape[-1]
+    node, after = _peel(value, cols, walk)
+    beta = None
+    before: list[AnyNode] = []
+    if is_call(node, aten.add.Tensor) and not node.kwargs:
+        for source, weight in (node.args, node.args[::-1]):
+            if is_row_weight(weight, cols) and is_tensor(source):
+                beta = weight
+                node, before = _peel(walk.bare(source), cols, walk)
+                break
+    found = _normalized(node, walk)
+    if found is None:
+        return None
+    base, epsilon = found
+    if beta is None and len(after) > 1:
+        after, before = after[1:], after[:1]
+    elif beta is None:
+        after, before = [], after
+    if len(before) > 1 or len(after) > 1:
+        raise Refused("the norm has more factors than gamma and one smooth scale")
+    x1, x2, total = _addends(base, walk, accept)
+    weights = [None if w is None else _weight(w) for w in (*(before or [None]), beta, *(after or [None]))]
+    return Norm(x1, x2, weights[0], weights[1], weights[2], epsilon, node, total)
+
+
+def _peel(node: Any, cols: Any, walk: Walk) -> tuple[Any, list[AnyNode]]:
+    """Takes factors of the columns off; returns what is left, and the factors in the order they were applied."""
+    factors: list[AnyNode] = []
+    while is_call(node, *MULS):
+        for source, weight in (node.args, node.args[::-1]):
+            if is_row_weight(weight, cols) and is_tensor(source) and value_of(source).dim() == value_of(node).dim():
+                factors.insert(0, weight)
+                node = walk.bare(source)
+                break
+        else:
+            break
+    return node, factors
+
+
+def _normalized(node: Any, walk: Walk) -> tuple[AnyNode, float] | None:
+    """(x, epsilon) of x / sqrt(mean(x²) + epsilon)."""
+    if not is_tensor(node):
+        return None
+    dims = value_of(node).dim()
+    pairs: list[tuple[Any, Any, float]] = []
+    if is_call(node, *DIVS) and is_column(node.args[1], dims) and not node.kwargs:
+        pairs = [(node.args[0], node.args[1], 0.5)]
+    elif is_call(node, *MULS):
+        pairs = [(a, b, -0.5) for a, b in (node.args, node.args[::-1]) if is_column(b, dims)]
+    for source, root, exponent in pairs:
+        inner = _root(walk.bare(root), exponent, walk)
+        if inner is None:
+            continue
+        epsilon = 0.0
+        if is_call(inner, *ADDS) and is_number(inner.args[1]) and not inner.kwargs:
+            epsilon, inner = float(inner.args[1]), walk.bare(inner.args[0])
+        squared = _mean_square(inner, walk)
+        if squared is None:
+            continue
+        if widened(source) is not widened(squared):
+            raise Refused("the mean square is not that of the values that are normalized")
+        if not epsilon >= 0.0:
+            raise Refused(f"epsilon is {epsilon:g}; the operator's is 0 or more")
+        return widened(squared), epsilon
+    return None
+
+
+def _root(node: Any, exponent: float, walk: Walk) -> Any:
+    """m of sqrt(m) (exponent 0.5) or 1 / sqrt(m) (exponent -0.5)."""
+    if is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == exponent:
+        return walk.bare(node.args[0])
+    if exponent > 0 and is_call(node, aten.sqrt.default):
+        return walk.bare(node.args[0])
+    if exponent < 0 and is_call(node, aten.rsqrt.default):
+        return walk.bare(node.args[0])
+    if exponent < 0 and is_call(node, *MULS) and node.args[1] == 1:  # what 1 / x is, beside the reciprocal
+        return _root(walk.bare(node.args[0]), exponent, walk)
+    if exponent < 0 and is_call(node, aten.reciprocal.default):
+        return _root(walk.bare(node.args[0]), -exponent, walk)
+    return None
+
+
+def _mean_square(node: Any, walk: Walk) -> Any:
+    """x of mean(x²) along the last dimension."""
+    if is_call(node, aten.mean.dim):
+        total = node
+    elif is_call(node, *DIVS):
+        total, count = walk.bare(node.args[0]), node.args[1]
+        if not is_call(total, aten.sum.dim_IntList):
+            return None
+        size = value_of(total.args[0]).shape[-1]
+        if not same(value_of(count) if is_node(count) else count, size):
+            return None
+    else:
+        return None
+    if not over_last(total.args[1], total.args[0]):
+        return None
+    square = walk.bare(total.args[0])
+    if is_call(square, aten.pow.Tensor_Scalar) and square.args[1] == 2:
+        return square.args[0]
+    if is_call(square, aten.mul.Tensor) and square.args[0] is square.args[1]:
+        return square.args[0]
+    return None
+
+
+def _addends(base: AnyNode, walk: Walk, accept: frozenset[str]) -> tuple[AnyNode, AnyNode | None, AnyNode | None]:
+    """(x1, x2, the node that is the operator's x). A sum that the code rounds is computed before the call, x2 being 0:
+    the operator uses its own sum unrounded."""
+    if dtype_of(base) not in FLOATS:
+        raise Refused(f"x is {str(dtype_of(base)).removeprefix('torch.')}")
+    total = base
+    if dtype_of(base) in HALVES:
+        if is_call(base, convert) and dtype_of(base.args[0]) == torch.float32:
+            total = base.args[0]
+        pair = _sum(total)
+        if pair is None or dtype_of(pair[0]) != dtype_of(base) or "rounding" not in accept:
+            return base, None, None
+        walk.differences.setdefault("rounding", f"{base.name} is rounded before it is normalized")
+        return *pair, base
+    pair = _sum(base)
+    return (base, None, None) if pair is None else (*pair, base)
+
+
+def _sum(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+    """The two tensors of one shape and dtype that a node adds."""
+    if not is_call(node, aten.add.Tensor) or node.kwargs:
+        return None
+    if not all(is_tensor(arg) and same_shape(arg, node) for arg in node.args):
+        return None
+    left, right = map(widened, node.args)
+    if dtype_of(left) == dtype_of(right) and dtype_of(left) in FLOATS:
+        return left, right
+    return None
+
+
+def _weight(node: AnyNode) -> AnyNode:
+    if dtype_of(node) not in FLOATS:
+        raise Refused(f"{node.name} is {str(dtype_of(node)).removeprefix('torch.')}; the operator takes float32 or x's")
+    return widened(node)
+
+
+# ---- replacement ----
+
+
+def replace(graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[AnyNode, int]) -> list[list[int]]:
+    """Puts the calls into the graph. Returns which of `found` share a call."""
+    calls: list[list[int]] = []
+    for i, (quantization, norm) in enumerate(found):
+        for members in calls:
+            if _joins(found, members, norm, order[quantization.absmax], order):
+                members.append(i)
+                break
+        else:
+            calls.append([i])
+    for members in calls:
+        _put(graph, [found[i] for i in members], order)
+    return calls
+
+
+def _joins(
+    found: list[tuple[Quantization, Norm]], members: list[int], norm: Norm, position: int, order: dict[AnyNode, int]
+) -> bool:
+    others = [found[i] for i in members]
+    if others[0][1].key() != norm.key():
+        return False
+    smooths = {other.smooth for _, other in others} | {norm.smooth}
+    start = min(position, *(order[quantization.absmax] for quantization, _ in others))
+    inputs = [*norm.inputs(), *(node for _, other in others for node in other.inputs())]
+    return len(smooths) <= 2 and all(order[node] < start for node in inputs)
+
+
+def _put(graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[AnyNode, int]) -> None:
+    norm = found[0][1]
+    first = min((quantization.absmax for quantization, _ in found), key=order.__getitem__)
+    smooths = list(dict.fromkeys(other.smooth for _, other in found))
+    with graph.inserting_before(first):
+        x1, x2 = norm.x1, norm.x2
+        if x2 is None:
+            x2 = new_call(graph, aten.full_like.default, x1, 0.0)
+        gamma = norm.gamma
+        if gamma is None:
+            size = value_of(x1).shape[-1]
+            if not isinstance(size, int):
+                size = new_call(graph, aten.sym_size.int, x1, -1)
+            gamma = _ones(graph, size, value_of(x1).device)
+        weights = [_as_accepted(graph, w, x1) for w in (gamma, *smooths, *[None] * (2 - len(smooths)), norm.beta)]
+        call = new_call(
+            graph, torch.ops.anyfuse.add_rms_norm_dynamic_quant.default,
+            x1, x2, *weights, norm.epsilon, True, len(smooths) == 2, "int8", "formula",
+        )  # fmt: skip
+        y1, y2, x, scale1, scale2 = (new_call(graph, operator.getitem, call, i) for i in range(5))
+    results = [(y1, scale1), (y2, scale2)]
+    for quantization, other in found:
+        codes, scale = results[smooths.index(other.smooth)]
+        _use_scale(graph, quantization, scale)
+        quantization.codes.replace_all_uses_with(codes)
+    for _, other in found:
+        if other.total is not None:
+            _use_sum(other.total, x, order[first], order)
+
+
+def _ones(graph: Graph, size: Any, device: torch.device) -> AnyNode:
+    node = graph.call_function(aten.full.default, ([size], 1.0), {"dtype": torch.float32, "device": device})
+    symbol = value_of(size) if is_node(size) else size
+    mode = torch._guards.detect_fake_mode([value_of(n) for n in graph.nodes if is_tensor(n)])
+    assert mode is not None
+    with mode:
+        node.meta["val"] = torch.ones(symbol, dtype=torch.float32, device=device)
+    return node
+
+
+def _as_accepted(graph: Graph, weight: AnyNode | None, x: AnyNode) -> AnyNode | None:
+    """A weight in a dtype that goes with x: its own or float32, which holds all others exactly."""
+    if weight is None or dtype_of(weight) in (dtype_of(x), torch.float32):
+        return weight
+    return new_call(graph, convert, weight, torch.float32)
+
+
+def _use_scale(graph: Graph, quantization: Quantization, scale: AnyNode) -> None:
+    """The operator's scale in place of every node that is absmax / 127."""
+    todo = list(quantization.absmax.users)
+    seen: set[AnyNode] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen or not is_tensor(node):
+            continue
+        seen.add(node)
+        try:
+            found = _power_of_absmax(node, Walk())
+        except Refused:
+            continue
+        if found is None or found[0] is not quantization.absmax:
+            continue
+        todo += node.users
+        if found[1] != 1 or abs(found[2] * LARGEST - 1.0) > 1e-6:
+            continue
+        with graph.inserting_before(node):
+            new = scale
+            if value_of(node).dim() > value_of(scale).dim():
+                new = new_call(graph, aten.unsqueeze.default, scale, -1)
+            if dtype_of(node) != torch.float32:
+                new = new_call(graph, convert, new, dtype_of(node))
+        node.replace_all_uses_with(new)
+
+
+def _use_sum(total: AnyNode, x: AnyNode, start: int, order: dict[AnyNode, int]) -> None:
+    """The operator's x in place of the sum, for what comes after the call."""
+
+    def later(user: AnyNode) -> bool:
+        return order.get(user, -1) > start
+
+    if dtype_of(total) == dtype_of(x):
+        total.replace_all_uses_with(x, delete_user_cb=later)
+        return
+    for user in list(total.users):
+        if is_call(user, convert) and dtype_of(user) == dtype_of(x) and later(user):
+            user.replace_all_uses_with(x)

@@ -1,0 +1,86 @@
+"""The pass over one graph: match everything, then replace, then drop what nothing uses any more."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from .._soc import restricted
+from . import _matmul, _norm_quant, _report
+from ._graph import Refused, aten, convert, dtype_of, is_call, is_tensor, line_of, value_of
+
+
+def fuse(graph: Graph, accept: frozenset[str], matmul: bool) -> None:
+    """Replaces the operators' arithmetic in a graph of ATen operators, and reports."""
+    _report.current.graphs += 1
+    if restricted():
+        reason = "a product profile is set, and plain code is not bound to what a product accepts"
+        _report.current.misses.append(_report.Miss("", reason, "anyfuse.soc"))
+        return
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    _fuse_norms(graph, accept, order)
+    if matmul:
+        _fuse_matmuls(graph)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+def _on_cpu(node: Node) -> bool:
+    return is_tensor(node) and value_of(node).device.type == "cpu"
+
+
+def _miss(operator: str, node: Node, reason: str) -> None:
+    _report.current.misses.append(_report.Miss(operator, reason, line_of(node)))
+
+
+def _fuse_norms(graph: Graph, accept: frozenset[str], order: dict[Node, int]) -> None:
+    found = []
+    for node in graph.nodes:
+        if is_call(node, convert) and _on_cpu(node) and dtype_of(node) == torch.int8:
+            try:
+                match = _match_norm(node, accept)
+            except Refused as reason:
+                _miss(_norm_quant.NAME, node, str(reason))
+                continue
+            if match is not None:
+                found.append(match)
+    calls = _norm_quant.replace(graph, found, order)
+    graph.eliminate_dead_code()
+    left = set(graph.nodes)
+    report = _report.current
+    if calls:
+        report.fused[_norm_quant.NAME] += len(calls)
+    report.quantizations += len(found)
+    for members in calls:
+        report.kept += any(found[i][1].product in left for i in members)
+        report.accepted.update({name for i in members for name in found[i][0].walk.differences})
+
+
+def _match_norm(node: Node, accept: frozenset[str]) -> tuple[_norm_quant.Quantization, _norm_quant.Norm] | None:
+    quantization = _norm_quant.match_quantization(node)
+    if quantization is None:
+        return None
+    norm = _norm_quant.match_norm(quantization.value, quantization.walk, accept)
+    if norm is None:
+        raise Refused("what is quantized is no RMSNorm over the last dimension")
+    for name, text in quantization.walk.differences.items():
+        if name not in accept:
+            raise Refused(text)
+    return quantization, norm
+
+
+def _fuse_matmuls(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        if is_call(node, aten._int_mm.default, aten.mm.default) and _on_cpu(node) and dtype_of(node) == torch.int32:
+            _fuse_matmul(graph, node)
+
+
+def _fuse_matmul(graph: Graph, node: Node) -> None:
+    try:
+        match = _matmul.match_matmul(node)
+    except Refused as reason:
+        _miss(_matmul.NAME, node, str(reason))
+        return
+    if match is not None:
+        _matmul.replace(graph, match)
+        _report.current.fused[_matmul.NAME] += 1

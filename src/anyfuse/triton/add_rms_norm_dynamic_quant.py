@@ -1,0 +1,246 @@
+"""add_rms_norm_dynamic_quant on GPUs. The mathematics is in `ops/add_rms_norm_dynamic_quant.py`.
+
+A program takes whole rows: up to 16384 columns they stay in registers from the load to the codes; longer ones are read
+again for each pass. The sum of squares has the contract's order of 64 lanes, for which the rows are read once more,
+then from the cache. Results are built to equal the CPU's bit for bit on NVIDIA. On AMD the compiler expands a division
+into a sequence of fused multiply-adds; that its last bit is the correctly rounded one, on which a code may depend, is
+not promised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import _dispatch as d
+from ..ops.add_rms_norm_dynamic_quant import LARGEST, _contiguous, _outputs, check
+from ._launch import Launch
+from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
+
+#: Columns up to which a row stays in registers; the length of the pieces of longer ones; elements of a program's rows.
+ONE_PASS, PIECE, ELEMENTS = 16384, 8192, 8192
+
+CODES = {"int8": 0, "int4": 1, "float8_e4m3fn": 2, "float8_e5m2": 3, "hifloat8": 4}
+
+
+@triton.jit
+def _add(x1, x2, at, mask):
+    return widen(tl.load(x1 + at, mask, other=0.0)) + widen(tl.load(x2 + at, mask, other=0.0))
+
+
+@triton.jit
+def _add_squares(lanes, x1, x2, start, inside, begin, end):
+    """Adds the squares of the columns from begin (a multiple of 64) to end, each lane in order. The padding adds +0."""
+    lane = tl.arange(0, 64)[None, :]
+    for k in tl.range(begin, end, 64, loop_unroll_factor=4):
+        value = _add(x1, x2, start + k + lane, inside & (k + lane < end))
+        lanes = lanes + value * value
+    return lanes
+
+
+@triton.jit
+def _weigh(value, r, gamma, beta, column, mask):
+    value = (value * r[:, None]) * widen(tl.load(gamma + column, mask, other=0.0))
+    if beta is not None:
+        value = value + widen(tl.load(beta + column, mask, other=0.0))
+    return value
+
+
+@triton.jit
+def _smooth(value, smooth, column, mask):
+    if smooth is not None:
+        value = value * widen(tl.load(smooth + column, mask, other=0.0))
+    return value
+
+
+@triton.jit
+def _largest(value, mask):
+    return tl.max(tl.where(mask, magnitude_bits(value), 0), axis=1)
+
+
+@triton.jit
+def _scale_and_factor(largest, Q: tl.constexpr, DEVICE: tl.constexpr):
+    absmax = largest.to(tl.float32, bitcast=True)
+    factor = tl.div_rn(Q, absmax)
+    if DEVICE:
+        scale = tl.div_rn(1.0, factor)
+    else:
+        scale = tl.div_rn(absmax, Q)
+    return scale, factor
+
+
+@triton.jit
+def _encode(value, scale, factor, Q: tl.constexpr, CODE: tl.constexpr, DEVICE: tl.constexpr):
+    if DEVICE:
+        quotient = value * factor[:, None]
+    else:
+        quotient = tl.div_rn(value, scale[:, None])
+    if CODE <= 1:
+        code = tl.where((scale < float("inf"))[:, None], integer(quotient, Q), 0)
+    elif CODE == 4:
+        code = hifloat8(quotient)
+    else:
+        code = float8(quotient, CODE == 3)
+    return tl.where((scale == 0)[:, None], 0, code)
+
+
+@triton.jit
+def _store_codes(
+    y, code, row, rows, cols, begin, CODE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    if CODE == 1:
+        low, high = tl.split(tl.reshape(code, (ROWS, BLOCK // 2, 2)))
+        code = (low & 0xF) | ((high & 0xF) << 4)
+        column = begin // 2 + tl.arange(0, BLOCK // 2)[None, :]
+        cols = cols // 2
+    else:
+        column = begin + tl.arange(0, BLOCK)[None, :]
+    mask = (row < rows)[:, None] & (column < cols)
+    tl.store(y + (row * cols)[:, None] + column, code.to(tl.int8), mask)
+
+
+@triton.jit
+def kernel(
+    x1, x2, gamma, beta, smooth1, smooth2, x, y1, y2, scale1, scale2, rows, cols, inverse, eps,
+    Q: tl.constexpr, CODE: tl.constexpr, DEVICE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ONE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = (row < rows)[:, None]
+    start = (row * cols)[:, None]
+    block = tl.arange(0, BLOCK)[None, :]
+    lanes = tl.zeros((ROWS, 64), tl.float32)
+    if ONE:
+        mask = inside & (block < cols)
+        value = _add(x1, x2, start + block, mask)
+        tl.store(x + start + block, narrow(value, x.dtype.element_ty), mask)
+        lanes = _add_squares(lanes, x1, x2, start, inside, 0, cols)
+        r = tl.div_rn(1.0, tl.sqrt_rn(total(lanes, ROWS) * inverse + eps))
+        value = _weigh(value, r, gamma, beta, block, block < cols)
+        if y1 is not None:
+            branch = _smooth(value, smooth1, block, block < cols)
+            scale, factor = _scale_and_factor(_largest(branch, mask), Q, DEVICE)
+            tl.store(scale1 + row, scale, row < rows)
+            _store_codes(y1, _encode(branch, scale, factor, Q, CODE, DEVICE), row, rows, cols, 0, CODE, ROWS, BLOCK)
+        if y2 is not None:
+            branch = _smooth(value, smooth2, block, block < cols)
+            scale, factor = _scale_and_factor(_largest(branch, mask), Q, DEVICE)
+            tl.store(scale2 + row, scale, row < rows)
+            _store_codes(y2, _encode(branch, scale, factor, Q, CODE, DEVICE), row, rows, cols, 0, CODE, ROWS, BLOCK)
+    else:
+        for begin in range(0, cols, BLOCK):
+            column = begin + block
+            mask = inside & (column < cols)
+            tl.store(x + start + column, narrow(_add(x1, x2, start + column, mask), x.dtype.element_ty), mask)
+            lanes = _add_squares(lanes, x1, x2, start, inside, begin, tl.minimum(begin + BLOCK, cols))
+        r = tl.div_rn(1.0, tl.sqrt_rn(total(lanes, ROWS) * inverse + eps))
+        largest1 = tl.zeros((ROWS,), tl.int32)
+        largest2 = tl.zeros((ROWS,), tl.int32)
+        for begin in range(0, cols, BLOCK):
+            column = begin + block
+            mask = inside & (column < cols)
+            value = _weigh(_add(x1, x2, start + column, mask), r, gamma, beta, column, column < cols)
+            if y1 is not None:
+                largest1 = tl.maximum(largest1, _largest(_smooth(value, smooth1, column, column < cols), mask))
+            if y2 is not None:
+                largest2 = tl.maximum(largest2, _largest(_smooth(value, smooth2, column, column < cols), mask))
+        first, factor1 = _scale_and_factor(largest1, Q, DEVICE)
+        second, factor2 = _scale_and_factor(largest2, Q, DEVICE)
+        if y1 is not None:
+            tl.store(scale1 + row, first, row < rows)
+        if y2 is not None:
+            tl.store(scale2 + row, second, row < rows)
+        for begin in range(0, cols, BLOCK):
+            column = begin + block
+            mask = inside & (column < cols)
+            value = _weigh(_add(x1, x2, start + column, mask), r, gamma, beta, column, column < cols)
+            if y1 is not None:
+                code = _encode(_smooth(value, smooth1, column, column < cols), first, factor1, Q, CODE, DEVICE)
+                _store_codes(y1, code, row, rows, cols, begin, CODE, ROWS, BLOCK)
+            if y2 is not None:
+                code = _encode(_smooth(value, smooth2, column, column < cols), second, factor2, Q, CODE, DEVICE)
+                _store_codes(y2, code, row, rows, cols, begin, CODE, ROWS, BLOCK)
+
+
+def launches(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    y_dtype: str,
+    convention: str,
+    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+) -> list[Launch]:
+    """The launches of one call; the tensors are contiguous, results of shape (0,) are not produced."""
+    y1, y2, x, scale1, scale2 = results
+    cols = x1.shape[-1]
+    rows = x1.numel() // cols
+    one = cols <= ONE_PASS
+    block = max(triton.next_power_of_2(cols), 64) if one else PIECE
+    rows_each = max(1, min(ELEMENTS // block, 4))
+    arguments: dict[str, Any] = {
+        "x1": x1,
+        "x2": x2,
+        "gamma": gamma,
+        "beta": beta,
+        "smooth1": smooth_scale1,
+        "smooth2": smooth_scale2,
+        "x": x,
+        "y1": _produced(y1),
+        "y2": _produced(y2),
+        "scale1": _produced(scale1),
+        "scale2": _produced(scale2),
+        "rows": rows,
+        "cols": cols,
+        "inverse": d.f32(1.0 / cols),
+        "eps": d.f32(epsilon),
+        "Q": LARGEST[y_dtype],
+        "CODE": CODES[y_dtype],
+        "DEVICE": convention == "device",
+        "ROWS": rows_each,
+        "BLOCK": block,
+        "ONE": one,
+    }
+    warps = max(1, min(rows_each * block // 1024, 16))
+    return [Launch(kernel, (-(-rows // rows_each),), arguments, num_warps=warps)]
+
+
+def _produced(result: Tensor) -> Tensor | None:
+    if result.numel() == 0:
+        return None
+    return result if result.dtype == torch.float32 else result.view(torch.int8)
+
+
+def call(
+    x1: Tensor,
+    x2: Tensor,
+    gamma: Tensor,
+    smooth_scale1: Tensor | None,
+    smooth_scale2: Tensor | None,
+    beta: Tensor | None,
+    epsilon: float,
+    output1: bool,
+    output2: bool,
+    y_dtype: str,
+    convention: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
+    results = _outputs(x1, output1, output2, y_dtype)
+    if x1.numel() == 0:  # the maximum of nothing is 0
+        results[3].zero_()
+        results[4].zero_()
+        return results
+    x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
+    smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
+    for launch in launches(
+        x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype, convention, results
+    ):  # fmt: skip
+        launch.run()
+    return results

@@ -1,0 +1,182 @@
+"""The operators in compiled and exported graphs: one graph for all numbers of rows, without breaks, with equal bits."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import operators
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+import anyfuse
+from anyfuse._opspec import OpSpec
+from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse.formats import pack_scale_int64
+
+COLS, OUT = 32, 40  # a size of 2 would be taken for the number of rows of the first call
+
+
+def norm_quant(m: int) -> dict[str, Any]:
+    return {"x1": torch.randn(m, COLS), "x2": torch.randn(m, COLS), "gamma": torch.rand(COLS), "beta": torch.rand(COLS)}
+
+
+def matmul(m: int, **changes: Any) -> dict[str, Any]:
+    weight = torch.arange(OUT * COLS).remainder(251).sub(125).to(torch.int8).reshape(OUT, COLS)
+    return {"x": torch.randn(m, COLS), "weight": weight, "weight_scale": torch.linspace(0.01, 0.1, OUT), **changes}
+
+
+def packed(m: int) -> dict[str, Any]:
+    given = matmul(m)
+    weight = anyfuse.pack_weight(given["weight"], given["weight_scale"])
+    return {"x": given["x"], "weight": weight}
+
+
+def int64_scales(m: int) -> dict[str, Any]:
+    given = matmul(m, x_scale=torch.tensor([0.05]).half(), quant_mode="pertensor")
+    return {**given, "x": given["x"].half(), "weight_scale": pack_scale_int64(given["weight_scale"])}
+
+
+def codes(m: int) -> dict[str, Any]:
+    given = matmul(m, x_scale=torch.rand(m), out_dtype=torch.bfloat16)
+    return {**given, "x": given["x"].mul(40).to(torch.int8)}
+
+
+def lazy_adam(m: int) -> dict[str, Any]:
+    table = {name: torch.rand(11, 8) for name in ("m", "v", "var")}
+    return {"gradient": torch.randn(m, 8), "indices": torch.arange(m), **table, "lr": 0.01}
+
+
+def ema(m: int) -> dict[str, Any]:
+    return {name: torch.rand(m, 7) for name in ("grad", "var", "m", "v", "s")} | {"step": torch.tensor([3])}
+
+
+def adam_quant(m: int) -> dict[str, Any]:
+    """Two blocks of 256 a row, so that the number of blocks is symbolic, too."""
+    given = {"var": torch.rand(m, 512), "grad": torch.randn(m, 512)}
+    given |= {name: torch.randint(0, 256, (m, 512), dtype=torch.uint8) for name in ("m", "v")}
+    given |= {"qmap_m": torch.linspace(-1, 1, 256), "qmap_v": torch.linspace(0, 1, 256)}
+    given |= {name: torch.rand(2 * m) for name in ("absmax_m", "absmax_v")}
+    return {**given, "step": torch.tensor([2]), "lr": 0.01}
+
+
+CALLS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "add_rms_norm_dynamic_quant": ("add_rms_norm_dynamic_quant", norm_quant),
+    "matmul": ("quant_matmul_dequant", matmul),
+    "matmul, PackedWeight": ("quant_matmul_dequant", packed),
+    "matmul, int64 scales": ("quant_matmul_dequant", int64_scales),
+    "matmul, int8 rows": ("quant_matmul_dequant", codes),
+    "lazy_adam": ("lazy_adam", lazy_adam),
+    "apply_fused_ema_adamw": ("apply_fused_ema_adamw", ema),
+    "apply_adam_w_quant": ("apply_adam_w_quant", adam_quant),
+}
+
+
+def test_every_operator_is_tried() -> None:
+    assert {name for name, _ in CALLS.values()} == anyfuse._REGISTRY.keys()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_case_46_one_graph_for_all_numbers_of_rows_but_one(name: str) -> None:
+    spec, make = anyfuse._REGISTRY[CALLS[name][0]], CALLS[name][1]
+    torch._dynamo.reset()
+
+    def call(given: dict[str, Any]) -> Any:
+        return spec.function(**given)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for m in (2, 4, 5, 1, 3):
+        arguments = make(m)
+        expected, _ = operators.run(spec, arguments)
+        given = clone_with_storage(arguments)
+        got = operators.with_changed(spec, compiled(given), given)
+        assert (problem := operators.difference(expected, got)) is None, f"m = {m}: {problem}"
+    variants = _debug_get_cache_entry_list(call.__code__)
+    assert len(variants) <= 2, "one graph, and one more for m = 1"
+
+
+class Call(nn.Module):
+    """An operator with its weights and attributes inside and its tensors of rows as inputs."""
+
+    def __init__(self, spec: OpSpec, fixed: dict[str, Any], names: list[str]) -> None:
+        super().__init__()
+        self.spec, self.fixed, self.names = spec, fixed, names
+
+    def forward(self, *rows: Tensor) -> Any:
+        return self.spec.function(**self.fixed, **dict(zip(self.names, rows, strict=True)))
+
+
+def saved_and_loaded(program: torch.export.ExportedProgram) -> nn.Module:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+@pytest.mark.parametrize("name", [name for name, (spec, _) in CALLS.items() if not anyfuse._REGISTRY[spec].in_place])
+def test_exported_saved_and_loaded_it_gives_the_same_bits(name: str) -> None:
+    spec, make = anyfuse._REGISTRY[CALLS[name][0]], CALLS[name][1]
+    first = make(3)
+    rows = {key: value for key, value in first.items() if isinstance(value, Tensor) and value.shape[:1] == (3,)}
+    fixed = {key: value for key, value in first.items() if key not in rows}
+    batch = torch.export.Dim("m", min=1, max=1000)
+    dims = {"rows": tuple({0: batch} for _ in rows)}
+    loaded = saved_and_loaded(
+        torch.export.export(Call(spec, fixed, list(rows)), tuple(rows.values()), dynamic_shapes=dims)
+    )
+    for m in (3, 1, 7):
+        fresh = make(m)
+        given = {key: fresh[key] for key in rows}
+        expected = operators.tensors_of(spec.function(**fixed, **given))
+        assert operators.difference(expected, operators.tensors_of(loaded(*given.values()))) is None
+
+
+def test_exported_steps_of_the_optimizers_write_their_arguments() -> None:
+    """Export makes functions of in-place operators; its module puts back what they write."""
+    for name in ("lazy_adam", "apply_fused_ema_adamw", "apply_adam_w_quant"):
+        spec, make = anyfuse._REGISTRY[name], CALLS[name][1]
+        arguments = make(3)
+        rows = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
+        fixed = {key: value for key, value in arguments.items() if key not in rows}
+        expected, _ = operators.run(spec, arguments)
+        given = clone_with_storage(rows)
+        loaded = saved_and_loaded(torch.export.export(Call(spec, fixed, list(rows)), tuple(rows.values())))
+        got = operators.with_changed(spec, loaded(*given.values()), given)
+        assert (problem := operators.difference(expected, got)) is None, f"{name}: {problem}"
+        assert all(operators.same_bits(given[key], value) for key, value in zip(spec.outputs, got, strict=False))
+
+
+def test_inductor_keeps_all_operators_in_one_graph() -> None:
+    """Compiling C++ takes seconds, so that one graph holds all of them."""
+    chosen = [name for name in CALLS if name != "matmul"]
+
+    def model(given: dict[str, dict[str, Any]]) -> list[Any]:
+        return [anyfuse._REGISTRY[CALLS[name][0]].function(**given[name]) for name in chosen]
+
+    arguments = {name: CALLS[name][1](3) for name in chosen}
+    plain = {name: clone_with_storage(value) for name, value in arguments.items()}
+    given = {name: clone_with_storage(value) for name, value in arguments.items()}
+    expected = operators.tensors_of(model(plain))
+    torch._dynamo.reset()
+    got = operators.tensors_of(torch.compile(model, fullgraph=True, dynamic=True)(given))
+    assert operators.difference(expected, got) is None
+    for name in chosen:
+        written = zip(plain[name].values(), given[name].values(), strict=True)
+        assert all(operators.same_bits(a, b) for a, b in written if isinstance(a, Tensor))
+
+
+def test_fakes_take_symbolic_shapes() -> None:
+    """Random calls, whose sizes are all symbols, in one trace each."""
+    for spec in anyfuse._REGISTRY.values():
+        for seed in range(3):
+            given = clone_with_storage(spec.draw(Draw(seed)).arguments)
+            expected, _ = operators.run(spec, given)
+            torch._dynamo.reset()
+            compiled = torch.compile(
+                lambda given, spec=spec: spec.function(**given), fullgraph=True, dynamic=True, backend="eager"
+            )
+            got = operators.with_changed(spec, compiled(given), given)
+            assert (problem := operators.difference(expected, got)) is None, f"{spec.name}, seed {seed}: {problem}"

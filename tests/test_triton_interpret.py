@@ -1,0 +1,77 @@
+"""The logic of the GPU kernels, in Triton's interpreter, equals the CPU's operators bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import operators
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import anyfuse
+from anyfuse._opspec import OpSpec
+from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse.ops import _dispatch as d
+
+pytest.importorskip("triton")  # absent only where the test extra is not installed
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """What `triton_interpreted.py` found, for each operator. One process: importing torch takes longer than a check."""
+    path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    command = [sys.executable, "-W", "ignore", str(TESTS / "triton_interpreted.py")]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return {result["name"]: result for result in map(json.loads, run.stdout.splitlines())}
+
+
+def test_interpreted_kernels_equal_the_cpu(spec: OpSpec, results: dict[str, dict[str, Any]]) -> None:
+    result = results[spec.name]
+    assert result["problem"] is None, result["problem"]
+    assert result["count"] >= 15
+
+
+def test_every_operator_is_registered_for_gpus(spec: OpSpec) -> None:
+    name = f"anyfuse::{spec.function.__name__}"
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+
+
+def test_fake_gpu_tensors_stay_on_the_gpu() -> None:
+    with FakeTensorMode():
+        x, weight = torch.empty(3, 64, device="cuda"), torch.empty(64, device="cuda")
+        norm = anyfuse.add_rms_norm_dynamic_quant(x, x, weight)
+        scale = torch.empty(32, device="cuda")
+        matrix = torch.empty(32, 64, device="cuda", dtype=torch.int8)
+        product = anyfuse.quant_matmul_dequant(x, matrix, scale)
+    assert {result.device.type for result in (*norm, product)} == {"cuda"}
+    assert product.shape == (3, 32)
+
+
+def test_the_reference_of_gpu_tensors_runs_on_copies(spec: OpSpec) -> None:
+    """`through_cpu`, here with CPU tensors on both sides: what was written and what was returned comes back."""
+    for seed in range(20):
+        sample = spec.draw(Draw(seed))
+        with operators.Recorder() as recorder:
+            expected = operators.tensors_of(spec.function(**clone_with_storage(sample.arguments)))
+        ((overload, args, _),) = recorder.calls
+        cpu = sys.modules[spec.function.__module__]._cpu
+        got = d.through_cpu(overload._schema, cpu, args)
+        if spec.in_place:
+            given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
+            got = [given[name] for name in spec.outputs]
+        assert (problem := operators.difference(expected, operators.tensors_of(got))) is None, problem
+
+
+def test_importing_anyfuse_does_not_import_triton() -> None:
+    code = "import sys, anyfuse; sys.exit('triton' in sys.modules or 'anyfuse.triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,127 @@
+"""Runs GPU kernels in Triton's interpreter on CPU tensors: `python triton_interpreted.py` with TRITON_INTERPRET=1.
+
+A process of its own, because Triton decides at its import whether kernels are interpreted. It prints one line of JSON
+for an operator: its name, how many calls were compared with the CPU's, and the first difference.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+from unittest import mock
+
+import operators
+import torch
+
+import anyfuse
+from anyfuse._opspec import OpSpec, Sample
+from anyfuse._sampling import Draw, clone_with_storage
+
+#: Random calls of each operator.
+DRAWS = 30
+
+#: Elements that the interpreter takes in a reasonable time: a program of lazy_adam steps few of them.
+ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
+
+
+def samples(spec: OpSpec) -> list[Sample]:
+    drawn = [spec.draw(Draw(seed)) for seed in range(DRAWS)]
+    return [*drawn, *spec.edges()]
+
+
+def small(spec: OpSpec, arguments: dict[str, Any]) -> bool:
+    elements = sum(tensor.numel() for tensor in operators.tensors_of(list(arguments.values())))
+    return elements <= ELEMENTS.get(spec.name, 300_000)
+
+
+def compare(spec: OpSpec, sample: Sample) -> str | None:
+    """What differs between the CPU's results and the interpreted kernels', in-place arguments and returned tensors."""
+    with operators.Recorder() as recorder:
+        expected = spec.function(**clone_with_storage(sample.arguments))
+    ((overload, args, kwargs),) = recorder.calls
+    module = import_module(f"anyfuse.triton.{spec.name}")
+    got = module.call(*args, **kwargs)
+    if spec.in_place:
+        given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
+        got = [given[name] for name in spec.outputs]
+    return operators.difference(operators.tensors_of(expected), operators.tensors_of(got))
+
+
+def run(spec: OpSpec) -> dict[str, Any]:
+    count = 0
+    for sample in samples(spec):
+        if not small(spec, sample.arguments):
+            continue
+        try:
+            problem = compare(spec, sample)
+        except Exception:
+            problem = traceback.format_exc()
+        if problem is not None:
+            return {"name": spec.name, "count": count, "problem": f"{sample.label}\n{problem}"}
+        count += 1
+    return {"name": spec.name, "count": count, "problem": None}
+
+
+# ---- what samples do not reach ----
+
+
+def numbers_from_device_tensors() -> None:
+    """Steps and learning rates on the device give the numbers that the host computes (here by the same pow)."""
+    from anyfuse.triton import apply_adam_w_quant as adam
+    from anyfuse.triton import apply_fused_ema_adamw as ema
+
+    cpu, steps = torch.device("cpu"), [torch.tensor([t]) for t in (1, 2, 7, 1000, 10**6)]
+    for convention in ("formula", "device"):
+
+        def both(convention: str = convention) -> list[torch.Tensor]:
+            numbers = (0.01, 0.9, 0.999, 0.1, 1e-8, convention, cpu)
+            lists = [adam.numbers_of_steps(steps, 5, *numbers), adam.numbers_of_steps(steps[:1], 3, *numbers)]
+            return [*lists, ema.corrections(steps, 5, 0.9, 0.999, True, convention, cpu)]
+
+        expected = both()
+        with mock.patch.object(adam, "on_host", lambda _: False), mock.patch.object(ema, "on_host", lambda _: False):
+            problem = operators.difference(expected, both())
+        assert problem is None, problem
+        rate = torch.tensor([0.01], dtype=torch.float64)
+        got = adam.numbers_of_steps(steps, 5, rate, 0.9, 0.999, 0.1, 1e-8, convention, cpu)
+        assert operators.difference(expected[:1], [got]) is None
+
+
+def found_inf_changes_nothing() -> None:
+    from anyfuse.triton import apply_fused_ema_adamw as ema
+
+    lists = [[torch.rand(2000)] for _ in range(5)]
+    before = clone_with_storage(lists)
+    for found, changes in ((1.0, False), (0.0, True)):
+        arguments = (0.1, 0.9, 0.9, 0.99, 1e-8, 1, True, 0.1, "formula", None, None, torch.tensor([found]), False)
+        ema.call(*lists, [torch.tensor([1])], *arguments)
+        assert torch.equal(lists[1][0], before[1][0]) is not changes
+
+
+def ids_beyond_the_table_are_skipped_and_told() -> None:
+    from anyfuse.triton import lazy_adam
+
+    m, v, var = (torch.zeros(3, 4) for _ in range(3))
+    rates = ([torch.tensor([0.1])], 0.9, 0.999, 1e-8, False, "formula")
+    lazy_adam.call([torch.ones(3, 4)], [torch.tensor([1, 3, 99])], [m], [v], [var], *rates)
+    assert [bool(row.any()) for row in var] == [False, True, False]
+    for told in (True, False):
+        try:
+            lazy_adam.raise_out_of_range("cpu")
+        except IndexError as error:
+            assert told and "indices" in str(error)
+        else:
+            assert not told
+
+
+CHECKS = (numbers_from_device_tensors, found_inf_changes_nothing, ids_beyond_the_table_are_skipped_and_told)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or list(anyfuse._REGISTRY):
+        print(json.dumps(run(anyfuse._REGISTRY[name])), flush=True)
+    for check in CHECKS:
+        check()
