@@ -74,7 +74,7 @@ int64_t width(anyfuse_dtype dtype) {
 
 template <typename Params>
 void common(Bytes &in, Params &p) {
-  p.size = in.one_in(64) ? (in.room = 32, static_cast<size_t>(in.below(sizeof(Params)))) : sizeof(Params);
+  p.size = in.one_in(64) ? (in.room = 32, static_cast<size_t>(in.below(sizeof(Params) / 8) * 8)) : sizeof(Params);
   p.convention = in.small();
   p.threads = in.one_in(8) ? in.small() : 1;
 }
