@@ -119,7 +119,7 @@ def test_anyfuse_run_says_what_it_does(tmp_path: Path) -> None:
     script = written(
         tmp_path / "example.py", CALL_OF_DOCUMENT_001 + "\nimport sys\nprint(var[0, 0].item(), sys.argv)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(anyfuse.__file__).parents[1])}  # built or installed
     command = [sys.executable, "-m", "anyfuse", "run", "--device", "cpu", script, "--epochs", "3"]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
@@ -840,7 +840,8 @@ def on_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     for name in anyfuse._REGISTRY:
         module = importlib.import_module(f"anyfuse.ops.{name}")
-        monkeypatch.setattr(module, "_op", partial(module._op.redispatch, keys))
+        overload = getattr(torch.ops.anyfuse, module.SCHEMA.partition("(")[0]).default
+        monkeypatch.setattr(module, "_op", partial(overload.redispatch, keys))
 
 
 @pytest.fixture

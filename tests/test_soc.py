@@ -56,6 +56,7 @@ def adam8(dtype: torch.dtype = F32, shape: tuple[int, ...] = (2, 8), blocks: int
     return {**floats, **codes, **maps, **scales, "step": 1, "lr": 0.1, **changes}
 
 
+BY_ROW = {"decay_mode": "catch_up", "step": 1}
 FP32_MOMENTS = {"m": torch.ones(2, 8), "v": torch.ones(2, 8), "absmax_m": torch.ones(0), "absmax_v": torch.ones(0)}
 
 
@@ -106,6 +107,15 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (LAZY, ANY, "int64 ids", lazy(indices=torch.tensor([2, 0])), None, ""),
     (LAZY, A2, "bf16 gradient", lazy(gradient=torch.ones(2, 8, dtype=BF16)), TypeError, "gradient"),
     (LAZY, A5, "fp16 table", lazy(var=torch.ones(4, 8, dtype=F16)), TypeError, "var"),
+    (LAZY, A2, "bias correction", lazy(bias_correction="global", step=1), ValueError, "bias_correction"),
+    (LAZY, A2, "weight decay", lazy(weight_decay=0.1), ValueError, "weight_decay"),
+    (LAZY, A3, "maximize", lazy(maximize=True), ValueError, "maximize"),
+    (LAZY, A2, "refused ids", lazy(refuse_negative=True), ValueError, "refuse_negative"),
+    (LAZY, A2, "grad_scale", lazy(grad_scale=torch.ones(1)), ValueError, "grad_scale"),
+    (LAZY, A2, "found_inf", lazy(found_inf=torch.zeros(1)), ValueError, "found_inf"),
+    (LAZY, A5, "stochastic rounding", lazy(stochastic_rounding=1, step=1), ValueError, "stochastic_rounding"),
+    (LAZY, A3, "counts", lazy(row_step=torch.zeros(4, dtype=torch.int32), **BY_ROW), ValueError, "row_step"),
+    (LAZY, ANY, "weight decay", lazy(weight_decay=0.1), None, ""),
     *((NORM, p, f"{t}", norm(t), None, "") for p in (A2, A3, A5, ANY) for t in (F16, BF16)),
     *((NORM, p, "fp16", norm(), None, "") for p in (X90, K9030)),
     *((NORM, p, "bf16", norm(BF16), TypeError, "x1") for p in (X90, K9030)),

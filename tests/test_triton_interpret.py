@@ -27,7 +27,7 @@ TESTS = Path(__file__).parent
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
     """What `triton_interpreted.py` found, for each operator. One process: importing torch takes longer than a check."""
-    path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    path = os.pathsep.join([str(Path(anyfuse.__file__).parents[1]), str(TESTS)])  # built or installed
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
     command = [sys.executable, "-W", "ignore", str(TESTS / "triton_interpreted.py")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
