@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -94,16 +94,15 @@ class Folder:
                 target = self.path(name)
                 self.size(name)  # refuses to replace a folder or a device
                 target.parent.mkdir(parents=True, exist_ok=True)
-                handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-                waiting[Path(temporary)] = target
+                temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
+                waiting[temporary] = target  # before it exists: Ctrl-C may come at any moment
                 try:
-                    with open(handle, "wb") as file:
+                    with open(temporary, "xb") as file:
                         writer(file)
                         file.flush()
                         os.fsync(file.fileno())
                 except OSError as error:  # a full disk, which does not say where
                     raise OSError(error.errno, error.strerror, str(target)) from error
-                os.chmod(temporary, 0o666 & ~_umask())
             for name in outdated:
                 self.remove(name)
             for temporary_path, target in list(waiting.items()):
@@ -136,10 +135,3 @@ def text_writer(text: str) -> Writer:
         file.write(text.encode())
 
     return write
-
-
-def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
