@@ -64,8 +64,8 @@ def test_the_reference_of_gpu_tensors_runs_on_copies(spec: OpSpec) -> None:
         with operators.Recorder() as recorder:
             expected = operators.tensors_of(spec.function(**clone_with_storage(sample.arguments)))
         ((overload, args, _),) = recorder.calls
-        cpu = sys.modules[spec.function.__module__]._cpu
-        got = d.through_cpu(overload._schema, cpu, args)
+        op = sys.modules[spec.function.__module__]
+        got = d.through_cpu(overload, op._cpu, op.Call(*args))
         if spec.in_place:
             given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
             got = [given[name] for name in spec.outputs]

@@ -43,7 +43,7 @@ def compare(spec: OpSpec, sample: Sample) -> str | None:
         expected = spec.function(**clone_with_storage(sample.arguments))
     ((overload, args, kwargs),) = recorder.calls
     module = import_module(f"anyfuse.triton.{spec.name}")
-    got = module.call(*args, **kwargs)
+    got = module.run(module.Call(*args, **kwargs))
     if spec.in_place:
         given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
         got = [given[name] for name in spec.outputs]
@@ -54,16 +54,9 @@ def has_kernel(spec: OpSpec, sample: Sample) -> bool:
     """False for a call that goes to the CPU: it would be compared with itself."""
     with operators.Recorder() as recorder:
         spec.function(**clone_with_storage(sample.arguments))
-        ((_, args, _),) = recorder.calls
-        if spec.name == "lazy_adam":
-            lazy_adam = import_module("anyfuse.triton.lazy_adam")
-            return lazy_adam.has_kernel(args[1], args[5], args[8:10], lazy_adam.Options(*args[10:]))
-        given = sample.arguments
-        if given.get("stochastic_rounding") is not None:
-            return False
-        moments = operators.tensors_of([given.get(name) for name in ("m", "v")])
-        floats = given.get("s") is not None or any(moment.dtype != torch.uint8 for moment in moments)
-        return not floats or spec.name != "apply_adam_w_quant"
+    ((_, args, kwargs),) = recorder.calls
+    module = import_module(f"anyfuse.triton.{spec.name}")
+    return bool(module.has_kernel(module.Call(*args, **kwargs)))
 
 
 def run(spec: OpSpec) -> dict[str, Any]:

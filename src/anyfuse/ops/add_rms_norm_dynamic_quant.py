@@ -33,7 +33,7 @@ Rows do not touch each other, and a row of no elements has scale 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,37 @@ SCHEMA = (
     "Tensor? beta, float epsilon, bool output1, bool output2, str y_dtype, str convention) "
     "-> (Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
 )
+
+NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
+
+
+#: y1, y2, x, scale1, scale2
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    x1: Tensor
+    x2: Tensor
+    gamma: Tensor
+    smooth_scale1: Tensor | None
+    smooth_scale2: Tensor | None
+    beta: Tensor | None
+    epsilon: float
+    output1: bool
+    output2: bool
+    y_dtype: str
+    convention: str
+
+    @property
+    def weights(self) -> tuple[Tensor | None, ...]:
+        return self.gamma, self.smooth_scale1, self.smooth_scale2, self.beta
+
+    @property
+    def outputs(self) -> tuple[bool, bool]:
+        return self.output1, self.output2
+
 
 #: Accepted y_dtype and its name in the schema and the C API.
 Y_NAMES: dict[Any, str] = {
@@ -156,9 +187,6 @@ def add_rms_norm_dynamic_quant(
     return _op(*arguments)
 
 
-NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
-
-
 def require_kinds(x1: Any, x2: Any, weights: tuple[Any, ...], epsilon: Any) -> None:
     """Refuses what the dispatcher would refuse without telling the argument's name."""
     for name, value in (("x1", x1), ("x2", x2)):
@@ -203,18 +231,9 @@ def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -
     return first, second
 
 
-def check(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    outputs: tuple[bool, bool],
-    y_dtype: str,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    x1, x2, epsilon = call.x1, call.x2, call.epsilon
     dtype, shape = x1.dtype, x1.shape
     d.require_tensor("x1", x1, d.FLOATS)
     if x2.dtype != dtype:
@@ -222,7 +241,7 @@ def check(
     d.require(len(shape) > 0, "x1 has shape (); accepted: at least one dimension")
     d.require_shape("x2", x2, shape, "x1")
     cols = shape[-1]
-    for name, weight in zip(NAMES, (gamma, smooth_scale1, smooth_scale2, beta), strict=True):
+    for name, weight in zip(NAMES, call.weights, strict=True):
         if weight is None:
             continue
         if weight.dtype != dtype and weight.dtype != torch.float32:
@@ -231,14 +250,13 @@ def check(
             raise ValueError(f"{name} has shape {tuple(weight.shape)}; accepted: ({cols},), x1's last dimension")
     if not epsilon >= 0:
         raise ValueError(f"epsilon is {epsilon}; accepted: 0 or more")
-    if y_dtype == "int4" and cols % 2:
+    if call.y_dtype == "int4" and cols % 2:
         raise ValueError(f"x1 has shape {tuple(shape)}; accepted for int4: an even last dimension")
     if restricted():
-        unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
-        PROFILES.check(
-            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
-            epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
-        )  # fmt: skip
+        unmasked = (True, call.smooth_scale1 is not None and call.smooth_scale2 is not None)
+        mask = None if call.outputs == unmasked else call.outputs
+        weights = dict(zip(NAMES, call.weights, strict=True))
+        PROFILES.check(x1=x1, epsilon=epsilon, output_mask=mask, y_dtype=call.y_dtype, **weights)
 
 
 # ---- reference ----
@@ -256,7 +274,7 @@ def reference(
     outputs: tuple[bool, bool],
     y_dtype: str,
     convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Results:
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
     x = d.real(x1) + d.real(x2)
     mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
@@ -349,11 +367,12 @@ _native = _core.function("add_rms_norm_dynamic_quant", Params)
 number = d.NUMBERS
 
 
-def _outputs(x1: Tensor, output1: bool, output2: bool, y_dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _outputs(call: Call) -> Results:
     """Uninitialized results, those that are not produced with shape (0,).
 
     Where a tensor of the same shape is at hand, `empty_like` takes half the time of a shape.
     """
+    x1, y_dtype, output1 = call.x1, call.y_dtype, call.output1
     carrier = CARRIERS[y_dtype]
     lead = list(x1.shape[:-1])
     x = torch.empty_like(x1, memory_format=torch.contiguous_format)
@@ -362,32 +381,21 @@ def _outputs(x1: Tensor, output1: bool, output2: bool, y_dtype: str) -> tuple[Te
     else:
         y = torch.empty_like(x, dtype=carrier)
     scale = x1.new_empty(lead, dtype=torch.float32)
-    if output1 and output2:
+    if output1 and call.output2:
         return y, torch.empty_like(y), x, scale, torch.empty_like(scale)
     no_y, no_scale = x1.new_empty(0, dtype=carrier), x1.new_empty(0, dtype=torch.float32)
     return (y, no_y, x, scale, no_scale) if output1 else (no_y, y, x, no_scale, scale)
 
 
-def _cpu(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    output1: bool,
-    output2: bool,
-    y_dtype: str,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
+def _cpu(call: Call) -> Results:
+    check(call)
+    x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, output1, output2, y_dtype, convention = call
     if use_reference():
         return reference(
             x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
-            outputs=(output1, output2), y_dtype=y_dtype, convention=convention,
+            outputs=call.outputs, y_dtype=y_dtype, convention=convention,
         )  # fmt: skip
-    y1, y2, x, scale1, scale2 = results = _outputs(x1, output1, output2, y_dtype)
+    y1, y2, x, scale1, scale2 = results = _outputs(call)
     # Copies are kept by these names until the call is over.
     x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
     smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
@@ -417,31 +425,19 @@ def _number(weight: Tensor | None) -> int:
     return 0 if weight is None else number[weight.dtype]
 
 
-def _fake(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    output1: bool,
-    output2: bool,
-    y_dtype: str,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
-    return _outputs(x1, output1, output2, y_dtype)
+def _fake(call: Call) -> Results:
+    check(call)
+    return _outputs(call)
 
 
-_op = d.define(SCHEMA, _cpu, _fake)
+_op = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 class _WithGradient(torch.autograd.Function):
     """The call when an input requires a gradient. Apart from `_op`, so that the others do not pay for it."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(*arguments: Any) -> Results:
         return _op(*arguments)
 
     @staticmethod

@@ -35,7 +35,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,47 @@ SCHEMA = (
     "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize, Tensor(f!)[] s, "
     "float ema_decay, int[]? stochastic_rounding) -> ()"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    var: list[Tensor]
+    grad: list[Tensor]
+    m: list[Tensor]
+    v: list[Tensor]
+    qmap_m: Tensor
+    qmap_v: Tensor
+    absmax_m: list[Tensor]
+    absmax_v: list[Tensor]
+    step: list[Tensor]
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+    eps: float
+    gnorm_scale: float
+    block_size: int
+    convention: str
+    skip_nonfinite: bool
+    nonzero_v: bool
+    lr_tensor: Tensor | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    maximize: bool
+    s: list[Tensor]
+    ema_decay: float
+    stochastic_rounding: list[int] | None
+
+    @property
+    def updated(self) -> tuple[list[Tensor], ...]:
+        return self.var, self.m, self.v, self.absmax_m, self.absmax_v, self.s
+
+    def check_memory(self) -> None:
+        """Refuses in-place tensors that share an element with another argument."""
+        in_place = zip(("var", "m", "v", "absmax_m", "absmax_v", "s"), self.updated, strict=True)
+        d.check_memory(in_place, (("grad", self.grad), ("qmap_m", [self.qmap_m]), ("qmap_v", [self.qmap_v])))
+
 
 #: What moments are kept in: codes, or themselves.
 STATES = (torch.uint8, torch.float32)
@@ -193,54 +234,32 @@ def apply_adam_w_quant_(
     return var, m, v, absmax_m, absmax_v
 
 
-def check(
-    var: Sequence[Tensor],
-    grad: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: Sequence[Tensor],
-    absmax_v: Sequence[Tensor],
-    step: Sequence[Tensor],
-    block_size: int,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: Sequence[Tensor],
-    stochastic_rounding: Sequence[int] | None,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    var, m, v, block_size = call.var, call.m, call.v, call.block_size
     codebook.check_block_size(block_size)
     shapes = d.shapes_of(var)
-    for name, floats in (("var", var), ("grad", grad)):
+    for name, floats in (("var", var), ("grad", call.grad)):
         d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
     for name, moments in (("m", m), ("v", v)):
         d.check_tensor_list(name, moments, STATES, shapes, "var")
     scales = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
     if any(moment.dtype != torch.uint8 for moment in (*m, *v)):
         scales = _shapes_of_scales(m, v, scales)
-    for name, absmax in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
+    for name, absmax in (("absmax_m", call.absmax_m), ("absmax_v", call.absmax_v)):
         d.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
-    for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
+    for name, qmap in (("qmap_m", call.qmap_m), ("qmap_v", call.qmap_v)):
         d.require_tensor(name, qmap, (torch.float32,))
         d.require_shape(name, qmap, (256,), "a value for each code")
-    d.check_steps(step, len(var))
-    d.check_scalar("lr", lr)
-    d.check_scalar("grad_scale", grad_scale)
-    d.check_scalar("found_inf", found_inf)
-    if s:
-        d.check_tensor_list("s", s, d.FLOATS, d.shapes_of(var), "var")
-    seeds_of(stochastic_rounding, len(var))
+    d.check_steps(call.step, len(var))
+    d.check_scalar("lr", call.lr_tensor)
+    d.check_scalar("grad_scale", call.grad_scale)
+    d.check_scalar("found_inf", call.found_inf)
+    if call.s:
+        d.check_tensor_list("s", call.s, d.FLOATS, shapes, "var")
+    seeds_of(call.stochastic_rounding, len(var))
     if restricted():
-        PROFILES.check(
-            var=var, grad=grad, m=m, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
-            nonzero_v=nonzero_v, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, s=s or None,
-            stochastic_rounding=stochastic_rounding,
-        )  # fmt: skip
+        PROFILES.check(**call._asdict())
 
 
 def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tuple[int]]) -> list[tuple[int]]:
@@ -437,62 +456,31 @@ class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
 _native = _core.function("apply_adam_w_quant", Params)
 
 
-def _cpu(
-    var: list[Tensor],
-    grad: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: list[Tensor],
-    absmax_v: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: list[Tensor],
-    ema_decay: float,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
-    )  # fmt: skip
-    in_place = [("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v), ("s", s)]
-    d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
-    qmap_m, qmap_v = d.contiguous((qmap_m, qmap_v))
-    steps = d.step_values(step, len(var))
-    check_values(qmap_m, qmap_v, steps, convention)
-    if found_inf is not None and float(found_inf) != 0.0:
+def _cpu(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    qmap_m, qmap_v = d.contiguous((call.qmap_m, call.qmap_v))
+    steps = d.step_values(call.step, len(call.var))
+    check_values(qmap_m, qmap_v, steps, call.convention)
+    if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
-    lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = d.grad_scale_value(grad_scale)
-    worked_on = [d.contiguous(tensors) for _, tensors in in_place]
-    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on
-    seeds = stochastic_rounding or [0] * len(var)
+    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
+    scale = d.grad_scale_value(call.grad_scale)
+    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
+    seeds = call.stochastic_rounding or [0] * len(var_)
     if use_reference():
         for i, now in enumerate(steps):
             results = reference(
-                var_[i], grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
-                lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, gnorm_scale=gnorm_scale,
-                block_size=block_size, convention=convention, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
-                unscale=_quotient(-1.0 if maximize else 1.0, scale), s=s_[i] if s else None, ema_decay=ema_decay,
-                seed=seeds[i] if stochastic_rounding else None,
+                var_[i], call.grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
+                lr=lr, beta1=call.beta1, beta2=call.beta2, weight_decay=call.weight_decay, eps=call.eps,
+                gnorm_scale=call.gnorm_scale, block_size=call.block_size, convention=call.convention,
+                skip_nonfinite=call.skip_nonfinite, nonzero_v=call.nonzero_v,
+                unscale=_quotient(-1.0 if call.maximize else 1.0, scale), s=s_[i] if s_ else None,
+                ema_decay=call.ema_decay, seed=seeds[i] if call.stochastic_rounding else None,
             )  # fmt: skip
             d.assign([tensors[i] for tensors in worked_on if tensors], results)
     else:
-        grad_ = d.contiguous(grad)  # kept until the call is over
+        grad_ = d.contiguous(call.grad)  # kept until the call is over
         rows = _core.array(
             Row,
             list(
@@ -502,11 +490,11 @@ def _cpu(
                     steps,
                     d.dtype_numbers(grad_),
                     d.dtype_numbers(var_),
-                    map(Tensor.data_ptr, s_) if s else repeat(0, len(var)),
-                    d.dtype_numbers(s_) if s else repeat(0, len(var)),
-                    (8 if moment.dtype == torch.uint8 else 32 for moment in m),
+                    map(Tensor.data_ptr, s_) if s_ else repeat(0, len(var_)),
+                    d.dtype_numbers(s_) if s_ else repeat(0, len(var_)),
+                    (8 if moment.dtype == torch.uint8 else 32 for moment in m_),
                     seeds,
-                    repeat(0, len(var)),
+                    repeat(0, len(var_)),
                     strict=True,
                 )
             ),
@@ -514,50 +502,16 @@ def _cpu(
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                qmap_m.data_ptr(), qmap_v.data_ptr(), block_size,
-                lr, beta1, beta2, weight_decay, eps, gnorm_scale, scale,
-                _core.CONVENTIONS[convention], maximize, skip_nonfinite, nonzero_v, torch.get_num_threads(),
-                bool(stochastic_rounding), ema_decay,
+                qmap_m.data_ptr(), qmap_v.data_ptr(), call.block_size,
+                lr, call.beta1, call.beta2, call.weight_decay, call.eps, call.gnorm_scale, scale,
+                _core.CONVENTIONS[call.convention], call.maximize, call.skip_nonfinite, call.nonzero_v,
+                torch.get_num_threads(), bool(call.stochastic_rounding), call.ema_decay,
             )
         )  # fmt: skip
-    d.write_back(*((tensors, used) for (_, tensors), used in zip(in_place, worked_on, strict=True)))
+    d.write_back(*zip(call.updated, worked_on, strict=True))
 
 
-def _fake(
-    var: list[Tensor],
-    grad: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: list[Tensor],
-    absmax_v: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: list[Tensor],
-    ema_decay: float,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
-    )  # fmt: skip
-
-
-_op = d.define(SCHEMA, _cpu, _fake)
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 # ---- samples ----

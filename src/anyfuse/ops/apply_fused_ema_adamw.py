@@ -17,7 +17,7 @@ Tensors of 16 bits are widened at the load and rounded once at the store; m', v'
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,40 @@ SCHEMA = (
     "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
     "Tensor? found_inf, bool maximize, int[]? stochastic_rounding) -> ()"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    grad: list[Tensor]
+    var: list[Tensor]
+    m: list[Tensor]
+    v: list[Tensor]
+    s: list[Tensor]
+    step: list[Tensor]
+    lr: float
+    ema_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    adam_mode: int
+    bias_correction: bool
+    weight_decay: float
+    convention: str
+    lr_tensor: Tensor | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    maximize: bool
+    stochastic_rounding: list[int] | None
+
+    @property
+    def updated(self) -> tuple[list[Tensor], ...]:
+        return self.var, self.m, self.v, self.s
+
+    def check_memory(self) -> None:
+        """Refuses in-place tensors that share an element with another argument."""
+        d.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
+
 
 PROFILES = Profiles(
     "apply_fused_ema_adamw",
@@ -132,33 +166,18 @@ def apply_fused_ema_adamw_(
     return var, m, v, s
 
 
-def check(
-    grad: Sequence[Tensor],
-    var: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    s: Sequence[Tensor],
-    step: Sequence[Tensor],
-    mode: int,
-    lr: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: Sequence[int] | None,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    mode, count = call.adam_mode, len(call.var)
     d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
-    d.check_tensor_lists({"var": var, "grad": grad, "m": m, "v": v, "s": s}, d.FLOATS)
-    d.check_steps(step, len(var))
-    d.check_scalar("lr", lr)
-    d.check_scalar("grad_scale", grad_scale)
-    d.check_scalar("found_inf", found_inf)
-    seeds_of(stochastic_rounding, len(var))
+    d.check_tensor_lists({name: getattr(call, name) for name in ("var", "grad", "m", "v", "s")}, d.FLOATS)
+    d.check_steps(call.step, count)
+    d.check_scalar("lr", call.lr_tensor)
+    d.check_scalar("grad_scale", call.grad_scale)
+    d.check_scalar("found_inf", call.found_inf)
+    seeds_of(call.stochastic_rounding, count)
     if restricted():
-        PROFILES.check(
-            grad=grad, var=var, m=m, v=v, s=s, step=step, maximize=maximize, grad_scale=grad_scale, found_inf=found_inf,
-            stochastic_rounding=stochastic_rounding,
-        )  # fmt: skip
+        PROFILES.check(**call._asdict())
 
 
 # ---- reference ----
@@ -257,49 +276,28 @@ _native = _core.function("apply_fused_ema_adamw", Params)
 number = d.NUMBERS
 
 
-def _cpu(
-    grad: list[Tensor],
-    var: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
-    d.check_memory((("var", var), ("m", m), ("v", v), ("s", s)), (("grad", grad),))
-    if found_inf is not None and float(found_inf) != 0.0:
+def _cpu(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
-    steps = d.step_values(step, len(var))
-    lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = d.grad_scale_value(grad_scale)
-    seeds = stochastic_rounding or [0] * len(var)
-    var_, m_, v_, s_ = (d.contiguous(tensors) for tensors in (var, m, v, s))
+    steps = d.step_values(call.step, len(call.var))
+    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
+    scale = d.grad_scale_value(call.grad_scale)
+    seeds = call.stochastic_rounding or [0] * len(call.var)
+    var_, m_, v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
     if use_reference():
         for i, now in enumerate(steps):
             results = reference(
-                grad[i], var_[i], m_[i], v_[i], s_[i], now,
-                lr=lr, ema_decay=ema_decay, beta1=beta1, beta2=beta2, eps=eps, mode=adam_mode,
-                bias_correction=bias_correction, weight_decay=weight_decay, convention=convention,
-                grad_factor=(-1.0 if maximize else 1.0) / scale,
-                seed=seeds[i] if stochastic_rounding else None,
+                call.grad[i], var_[i], m_[i], v_[i], s_[i], now,
+                lr=lr, ema_decay=call.ema_decay, beta1=call.beta1, beta2=call.beta2, eps=call.eps, mode=call.adam_mode,
+                bias_correction=call.bias_correction, weight_decay=call.weight_decay, convention=call.convention,
+                grad_factor=(-1.0 if call.maximize else 1.0) / scale,
+                seed=seeds[i] if call.stochastic_rounding else None,
             )  # fmt: skip
-            d.assign((var_[i], m_[i], v_[i], s_[i]), results)
+            d.assign([tensors[i] for tensors in worked_on], results)
     else:
-        grad_ = d.contiguous(grad)  # kept until the call is over
+        grad_ = d.contiguous(call.grad)  # kept until the call is over
         rows = _core.array(
             Row,
             [
@@ -313,40 +311,15 @@ def _cpu(
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                lr, ema_decay, beta1, beta2, eps, weight_decay, scale,
-                adam_mode, bias_correction, _core.CONVENTIONS[convention], maximize, torch.get_num_threads(),
-                bool(stochastic_rounding),
+                lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.weight_decay, scale,
+                call.adam_mode, call.bias_correction, _core.CONVENTIONS[call.convention], call.maximize,
+                torch.get_num_threads(), bool(call.stochastic_rounding),
             )
         )  # fmt: skip
-    d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
+    d.write_back(*zip(call.updated, worked_on, strict=True))
 
 
-def _fake(
-    grad: list[Tensor],
-    var: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
-
-
-_op = d.define(SCHEMA, _cpu, _fake)
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 # ---- samples ----

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,23 @@ SCHEMA = (
     "Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, ScalarType? out_dtype, "
     "str convention) -> Tensor"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    x: Tensor
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    x_scale: Tensor | None
+    smooth_scale: Tensor | None
+    quant_mode: str
+    transpose_weight: bool
+    packed: list[int]
+    out_dtype: torch.dtype | None
+    convention: str
+
 
 PROFILES = Profiles(
     "quant_matmul_dequant",
@@ -137,19 +154,9 @@ def quant_matmul_dequant(
 # ---- checks: dtypes, shapes and attributes; no value and no address ----
 
 
-def check(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-) -> tuple[int, int, int, torch.dtype]:
+def check(call: Call) -> tuple[int, int, int, torch.dtype]:
     """Refuses what the docstring does not list. Returns m, n, k and the output's dtype."""
+    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype, _ = call
     if quant_mode not in MODES:
         raise ValueError(f"quant_mode is {quant_mode!r}; accepted: 'pertoken', 'pertensor'")
     d.require_tensor("x", x, (*d.FLOATS, torch.int8))
@@ -181,10 +188,7 @@ def check(
     if dtype not in d.FLOATS:
         raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
     if restricted():
-        PROFILES.check(
-            x=x, weight_scale=weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale, n=n, k=k,
-            transpose_weight=transpose_weight, out_dtype=dtype,
-        )  # fmt: skip
+        PROFILES.check(**{**call._asdict(), "out_dtype": dtype}, n=n, k=k)
     return m, n, k, dtype
 
 
@@ -330,22 +334,9 @@ _native = _core.function("quant_matmul_dequant", Params)
 number = d.NUMBERS
 
 
-def _cpu(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-    convention: str,
-) -> Tensor:
-    m, n, k, dtype = check(
-        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
-    )
+def _cpu(call: Call) -> Tensor:
+    m, n, k, dtype = check(call)
+    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, _, convention = call
     check_values(x, x_scale)
     if use_reference():
         plain = _plain_weight(weight, n, k, transpose_weight, packed)
@@ -395,26 +386,12 @@ def _plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed
     return matrix if transpose_weight else matrix.t()
 
 
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-    convention: str,
-) -> Tensor:
-    _, n, _, dtype = check(
-        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
-    )
-    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
+def _fake(call: Call) -> Tensor:
+    _, n, _, dtype = check(call)
+    return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
 
 
-_op = d.define(SCHEMA, _cpu, _fake)
+_op = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 # ---- samples ----
