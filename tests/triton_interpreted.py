@@ -106,7 +106,7 @@ def found_inf_changes_nothing() -> None:
     before = clone_with_storage(lists)
     for found, changes in ((1.0, False), (0.0, True)):
         arguments = (0.1, 0.9, 0.9, 0.99, 1e-8, 1, True, 0.1, "formula", None, None, torch.tensor([found]), False, None)
-        ema.call(*lists, [torch.tensor([1])], *arguments)
+        ema.run(ema.Call(*lists, [torch.tensor([1])], *arguments))
         assert torch.equal(lists[1][0], before[1][0]) is not changes
 
 
@@ -114,11 +114,12 @@ def ids_beyond_the_table_are_skipped_and_told() -> None:
     from anyfuse.triton import lazy_adam
 
     m, v, var = (torch.zeros(3, 4) for _ in range(3))
-    gradient, ids = torch.ones(3, 4), torch.tensor([1, 0, 2])
+    gradient = torch.ones(3, 4)
     with operators.Recorder() as recorder:
-        anyfuse.lazy_adam_(gradient, ids, m.clone(), v.clone(), var.clone(), 0.1)
+        anyfuse.lazy_adam_(gradient, torch.tensor([1, 0, 2]), m.clone(), v.clone(), var.clone(), 0.1)
     ((_, args, _),) = recorder.calls
-    lazy_adam.call(args[0], [torch.tensor([1, 3, 99])], [m], [v], [var], *args[5:])
+    ids = [torch.tensor([1, 3, 99])]
+    lazy_adam.run(lazy_adam.Call(args[0], ids, [m], [v], [var], *args[5:]))
     assert [bool(row.any()) for row in var] == [False, True, False]
     for told in (True, False):
         try:
