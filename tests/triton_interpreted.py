@@ -28,8 +28,8 @@ ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
 
 
 def samples(spec: OpSpec) -> list[Sample]:
-    drawn = [spec.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 45))]
-    return [*drawn, *spec.edges()]
+    drawn = [spec.samples.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 45))]
+    return [*drawn, *spec.samples.edges()]
 
 
 def small(spec: OpSpec, arguments: dict[str, Any]) -> bool:
