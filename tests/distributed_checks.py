@@ -5,11 +5,13 @@ Where equality of bits is claimed, all ranks are given the same gradients: an al
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
+import anyfuse
 from anyfuse._sampling import same_bits
 from anyfuse._settings import backend
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam, rows_held
@@ -123,6 +126,14 @@ class InPieces:
 
     def state(self, key: str) -> list[Tensor]:
         return [torch.cat([self.optimizer.state[p][key] for p in pieces]) for pieces in self.pieces]
+
+
+def example_module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 # ---- the checks ----
@@ -295,11 +306,7 @@ def lazy_rows(mesh: DeviceMesh, folder: Path) -> None:
 
 def routed_ids(mesh: DeviceMesh, folder: Path) -> None:
     """The example: ids and gradients routed by all-to-all = one process with the batches of all ranks, in order."""
-    file = Path(__file__).parents[1] / "examples" / "distributed_embedding.py"
-    spec = importlib.util.spec_from_file_location("distributed_embedding", file)
-    example = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = example
-    spec.loader.exec_module(example)
+    example = example_module("distributed_embedding")
     torch.manual_seed(5)
     values = torch.randn(23, 4)
     batches = [(torch.randint(0, 23, (30,)), torch.randn(30, 4)) for _ in range(mesh.size())]
@@ -436,14 +443,16 @@ def killed_while_saving(mesh: DeviceMesh, folder: Path) -> None:
     raise AssertionError("the checkpoint was finished without the last rank")
 
 
-COMMON: list[Callable[[DeviceMesh, Path], None]] = [
+Check = Callable[[DeviceMesh, Path], None]
+
+COMMON: list[Check] = [
     counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals,
     lazy_rows, routed_ids,
 ]  # fmt: skip
 LISTS = {2: [*COMMON, save, killed_while_saving], 3: [*COMMON, load]}
 
 
-def run(rank: int, world: int, folder: str) -> None:
+def run(rank: int, world: int, checks: list[Check], folder: str) -> None:
     """One process. A failed check ends it: the others would wait for its collectives."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -455,7 +464,7 @@ def run(rank: int, world: int, folder: str) -> None:
     )
     mesh = init_device_mesh("cpu", (world,))
     results = {}
-    for check in LISTS[world]:
+    for check in checks:
         try:
             check(mesh, Path(folder))
             results[check.__name__] = "passed"
@@ -467,18 +476,30 @@ def run(rank: int, world: int, folder: str) -> None:
     os._exit(0)  # a group that has lost a rank cannot be taken down
 
 
-def launch(world: int, folder: str) -> None:
+def launch(world: int, checks: list[Check], folder: str) -> None:
     """Forks the ranks of one world, so that torch is imported once for all of them, and waits for them."""
     pids = []
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
-            run(rank, world, folder)
+            run(rank, world, checks, folder)
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
 
 
+def finish(command: list[str]) -> str:
+    """Runs a command with processes of its own, on one thread each, and leaves none of them behind. What it printed."""
+    environment = {key: value for key, value in os.environ.items() if key != "ANYFUSE_BACKEND"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(anyfuse.__file__).parents[1])}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    try:
+        return process.communicate(timeout=240)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    for size in LISTS:
-        launch(size, sys.argv[1])
+    for size, checks in LISTS.items():
+        launch(size, checks, sys.argv[1])

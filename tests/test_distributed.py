@@ -6,11 +6,7 @@ each one ended. The world of 3 loads what the world of 2 saved, and so does this
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,16 +22,7 @@ from torch.distributed.checkpoint import CheckpointException
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where both worlds have left their results and checkpoints."""
     path = tmp_path_factory.mktemp("distributed")
-    environment = {key: value for key, value in os.environ.items() if key != "ANYFUSE_BACKEND"} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    command = [sys.executable, "-W", "ignore", checks.__file__, str(path)]
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        process.wait(timeout=240)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    checks.finish([sys.executable, "-W", "ignore", checks.__file__, str(path)])
     return path
 
 
