@@ -1,7 +1,7 @@
-"""The optimizers in 2 and 3 processes (gloo, CPU): FSDP2, DDP, row-sharded tables and distributed checkpoints.
+"""The optimizers in 2, 3 and 4 processes (gloo, CPU): FSDP2, DDP, row-sharded tables and distributed checkpoints.
 
 Each world is started once and goes through all of its checks (tests/distributed_checks.py); the tests here say how
-each one ended. The world of 3 loads what the world of 2 saved, and so does this process alone.
+each one ended. The worlds of 3 and 4 load what the world of 2 saved, and so does this process alone.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ def test_a_killed_rank_leaves_the_previous_checkpoint(folder: Path) -> None:
     with pytest.raises(CheckpointException, match="metadata"):
         checks.load_and_compare("unfinished", model, optimizer, folder, 1)
     checks.load_and_compare("EMAAdamW", model, optimizer, folder, 1)
+
+
+def test_example_under_torchrun() -> None:
+    example = Path(__file__).parents[1] / "examples" / "distributed_embedding.py"
+    printed = checks.finish(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", str(example)]
+    )
+    losses = [float(line.split()[3]) for line in printed.splitlines() if "loss" in line]
+    assert len(losses) == 5 and losses[-1] < 0.5 * losses[0], printed
 
 
 def test_rows_of_plain_tensors_go_there_and_back() -> None:
