@@ -1,7 +1,9 @@
 """TorchRec's tables stepped by LazyAdam (examples/torchrec_row_wise.py), where TorchRec is installed:
 
-    pip install --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0      (with torch 2.13)
-    pip install tensordict torchmetrics==1.0.3 tqdm pyre-extensions
+    pip install -c constraints.txt tensordict torchmetrics tqdm pyre-extensions
+    pip install -c constraints.txt --no-deps torchrec fbgemm-gpu-cpu
+
+(torchrec asks for fbgemm-gpu, which is CUDA's; the release for the CPU has the same modules.)
 """
 
 from __future__ import annotations
