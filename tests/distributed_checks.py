@@ -392,6 +392,32 @@ def save(mesh: DeviceMesh, folder: Path) -> None:
             torch.save({"state": found, "model": weights}, folder / f"{key}.pt")
 
 
+def one_process_saves(mesh: DeviceMesh, folder: Path) -> None:
+    """What one process saves by rows, the ranks load bit for bit: a border that cuts a block anew changes nothing."""
+    for key in SAVED:
+        whole, model = new_model(), sharded(mesh)
+        alone, optimizer = optimizer_to_save(key, whole.parameters()), optimizer_to_save(key, model.parameters())
+        alone.checkpoint_form = alone.checkpoint_form or "rows"
+        for step in range(3):
+            give_gradients(whole.parameters(), step)
+            alone.step()
+        saved = dict(zip(("model", "optimizer"), get_state_dict(whole, alone), strict=True))
+        place = folder / f"{key} from one of {mesh.size()}"
+        if dist.get_rank() == 0:
+            dcp.save(saved, checkpoint_id=place, no_dist=True)
+        dist.barrier()
+        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.load(state, checkpoint_id=place)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        found = get_state_dict(model, optimizer)[1]["state"]
+        for name, param in model.state_dict().items():
+            assert_bits(param, saved["model"][name], (key, name))
+        for name, entries in saved["optimizer"]["state"].items():
+            assert found[name].keys() == entries.keys() and found[name]["step"] == entries["step"] == 3
+            for entry in entries.keys() - {"step"}:
+                assert_bits(found[name][entry], entries[entry], (key, name, entry))
+
+
 def load(mesh: DeviceMesh, folder: Path) -> None:
     """Loads what two ranks saved, into this world."""
     for key in SAVED:
@@ -555,7 +581,7 @@ Check = Callable[[DeviceMesh, Path], None]
 
 COMMON: list[Check] = [
     counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals,
-    lazy_rows, routed_ids, grad_scaler,
+    lazy_rows, routed_ids, grad_scaler, one_process_saves,
 ]  # fmt: skip
 LISTS = {
     2: [*COMMON, save, killed_while_saving],
