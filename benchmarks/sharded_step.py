@@ -32,6 +32,8 @@ from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
 
 SIDE, COUNT = 1024, 16
 ROWS, DIM, IDS = 1_000_000, 64, 65_536
+#: Seconds; OpenMP's second thread spins for a few milliseconds after its work, on the core of the other rank.
+PAUSE = 0.02
 
 Step = Callable[[], Any]
 Make = Callable[[DeviceMesh | None], Step]
@@ -84,6 +86,7 @@ def rounds_of(make: Make, mesh: DeviceMesh, rounds: int) -> list[tuple[float, fl
     half, whole = make(mesh), make(None) if first else None
     found = []
     for number in range(rounds + 2):
+        time.sleep(PAUSE)
         dist.barrier()
         took = torch.tensor(seconds(half, 1), dtype=torch.float64)
         dist.all_reduce(took, dist.ReduceOp.MAX)

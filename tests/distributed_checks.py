@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,34 @@ def grad_scaler(mesh: DeviceMesh, folder: Path) -> None:
         assert {state["step"] for state in optimizer.state.values()} == {2}
         for param, values in zip(model.parameters(), expected.values(), strict=True):
             assert_bits(full(param).view(-1), values, name)
+
+
+def rounding_by_chance(mesh: DeviceMesh, folder: Path) -> None:
+    """Copies of a parameter are rounded alike on all ranks, whatever their seeds; parts are not, and repeat
+    themselves."""
+    torch.manual_seed(1)
+    values, grads = torch.randn(4, 300).bfloat16(), [torch.randn(4, 300).bfloat16() for _ in range(2)]
+    torch.manual_seed(1 + dist.get_rank())
+    for make_one in (
+        partial(AdamW8bit, min_8bit_size=0),
+        partial(EMAAdamW, ema_dtype=torch.bfloat16),
+        partial(EMAAdamW, state_bits=8, min_8bit_size=0),
+        LazyAdam,
+    ):
+        results = []
+        for placement in (Replicate(), Shard(0), Shard(0)):
+            parts = mesh.size() if placement.is_shard() else 1
+            param = nn.Parameter(distribute_tensor(values.repeat(parts, 1), mesh, [placement], src_data_rank=None))
+            optimizer = make_one([param], lr=1e-2, stochastic_rounding=True)
+            for grad in grads:
+                param.grad = distribute_tensor(grad.repeat(parts, 1), mesh, [placement], src_data_rank=None)
+                step_without_communication(optimizer)
+            results.append(param.to_local().detach())
+            found = [torch.empty_like(values) for _ in range(mesh.size())]
+            dist.all_gather(found, results[-1])
+            for other in found[1:]:
+                assert torch.equal(found[0], other) == placement.is_replicate(), (make_one, placement)
+        assert same_bits(results[1], results[2])
 
 
 def ema_exports(mesh: DeviceMesh, folder: Path) -> None:
@@ -581,7 +610,8 @@ Check = Callable[[DeviceMesh, Path], None]
 
 COMMON: list[Check] = [
     counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals,
-    lazy_rows, routed_ids, grad_scaler, one_process_saves,
+    lazy_rows, routed_ids, grad_scaler, rounding_by_chance,
+    one_process_saves,
 ]  # fmt: skip
 LISTS = {
     2: [*COMMON, save, killed_while_saving],
