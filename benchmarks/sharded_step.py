@@ -4,8 +4,9 @@
 
 Two processes (gloo, CPU). In each round both step their halves on one thread each, at the same time, and the slower one
 counts; then rank 0 steps the whole on one thread, and on two, while the other waits. Ratios are taken within each round;
-printed are medians, and the middle half of the rounds. On a machine of two cores the two ranks have a core each, as the
-two threads have: 2.0 and 1.0 are what sharding that costs nothing would give.
+printed are medians, and the middle half of the rounds; status 3 says that other processes took more than a tenth of the
+processors. On a machine of two cores the two ranks have a core each, as the two threads have: 2.0 and 1.0 are what
+sharding that costs nothing would give, where the memory keeps up with two cores.
 
 `step()` communicates nothing, so that no time of a network is missing here.
 """
@@ -17,6 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Annotated, Any
@@ -28,12 +30,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from anyfuse.bench.measure import Settings
+from anyfuse.bench.timing import Neighbours
+from anyfuse.cli import machine
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
 
 SIDE, COUNT = 1024, 16
 ROWS, DIM, IDS = 1_000_000, 64, 65_536
 #: Seconds; OpenMP's second thread spins for a few milliseconds after its work, on the core of the other rank.
 PAUSE = 0.02
+NEIGHBOUR_LIMIT = Settings.neighbour_limit
 
 Step = Callable[[], Any]
 Make = Callable[[DeviceMesh | None], Step]
@@ -103,26 +109,17 @@ def summary(found: list[tuple[float, float, float]]) -> dict[str, Any]:
     for name, at in (("against 1 thread", 1), ("against 2 threads", 2)):
         ratios = [times[at] / times[0] for times in found]
         low, _, high = quantiles(ratios, n=4)
-        result[name] = {"ratio": median(ratios), "middle half": [low, high]}
+        result[name] = {"ratio": median(ratios), "low": low, "high": high}
     return result
 
 
-def run(rank: int, rendezvous: Path, rounds: int, json_file: Path | None) -> None:
+def run(rank: int, folder: Path, rounds: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    results = {}
-    for name, make in CASES.items():
-        found = rounds_of(make, mesh, rounds)
-        if rank == 0:
-            results[name] = summary(found)
-            ratios = (results[name]["against 1 thread"], results[name]["against 2 threads"])
-            said = " and ".join(
-                "{:.2f} ({:.2f}-{:.2f})".format(ratio["ratio"], *ratio["middle half"]) for ratio in ratios
-            )
-            print(f"{name:18} 2 ranks on halves are {said} times as fast as 1 rank on 1 and on 2 threads", flush=True)
-    if rank == 0 and json_file is not None:
-        json_file.write_text(json.dumps({"rounds": rounds, "torch": torch.__version__, "cases": results}, indent=1))
+    results = {name: rounds_of(make, mesh, rounds) for name, make in CASES.items()}
+    if rank == 0:
+        (folder / "results").write_text(json.dumps({name: summary(found) for name, found in results.items()}))
     dist.destroy_process_group()
 
 
@@ -130,16 +127,29 @@ def main(
     rounds: Annotated[int, typer.Option(min=4, help="Rounds of each case.")] = 40,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name, Neighbours() as neighbours:
         pids = []
         for rank in range(2):
             pid = os.fork()
             if pid == 0:
-                run(rank, Path(folder) / "rendezvous", rounds, json_file)
+                run(rank, Path(name), rounds)
                 os._exit(0)
             pids.append(pid)
         if any([os.waitpid(pid, 0)[1] for pid in pids]):
             raise SystemExit("a rank failed")
+        cases = json.loads(Path(name, "results").read_text())
+    for case, result in cases.items():
+        said = [
+            "{ratio:.2f} ({low:.2f}-{high:.2f})".format(**result[f"against {n}"]) for n in ("1 thread", "2 threads")
+        ]
+        print(f"{case:16} 2 ranks on halves are {said[0]} and {said[1]} times as fast as 1 rank on 1 and on 2 threads")
+    share = neighbours.share
+    if json_file is not None:
+        told = {"machine": machine(), "date": date.today().isoformat(), "rounds": rounds, "neighbours": share}
+        json_file.write_text(json.dumps({**told, "cases": cases}, indent=1) + "\n")
+    if share is not None and share > NEIGHBOUR_LIMIT:
+        print(f"inconclusive: other processes took {share:.0%} of the processors")
+        raise SystemExit(3)
 
 
 if __name__ == "__main__":

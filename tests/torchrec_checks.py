@@ -135,9 +135,7 @@ def steps_and_checkpoint(mesh: DeviceMesh, folder: Path) -> None:
 
 def save(key: str, model: Any, optimizer: LazyAdam, bags: Any, states: Any, folder: Path) -> None:
     names = ("tables", "optimizer")
-    dcp.save(
-        dict(zip(names, get_state_dict(model.tables, optimizer), strict=True)), checkpoint_id=folder / key
-    )
+    dcp.save(dict(zip(names, get_state_dict(model.tables, optimizer), strict=True)), checkpoint_id=folder / key)
     if dist.get_rank() == 0:
         weights = {name: bag.weight.detach() for name, bag in bags.items()}
         torch.save({"weights": weights, "states": states}, folder / f"{key}.pt")
@@ -150,9 +148,7 @@ def load(mesh: DeviceMesh, folder: Path) -> None:
         optimizer = LazyAdam(model.tables.values(), lr=0.1, **options)
         state = dict(zip(("tables", "optimizer"), get_state_dict(model.tables, optimizer), strict=True))
         dcp.load(state, checkpoint_id=folder / key)
-        set_state_dict(
-            model.tables, optimizer, model_state_dict=state["tables"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(model.tables, optimizer, model_state_dict=state["tables"], optim_state_dict=state["optimizer"])
         expected = torch.load(folder / f"{key}.pt", weights_only=True)
         found = dict(zip(SHAPES, optimizer.state_dict()["state"].values(), strict=True))
         for name in SHAPES:
