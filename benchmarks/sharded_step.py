@@ -2,11 +2,11 @@
 
     python benchmarks/sharded_step.py --json sharded_step.json
 
-Two processes (gloo, CPU). In each round both step their halves on one thread each, at the same time, and the slower one
-counts; then rank 0 steps the whole on one thread, and on two, while the other waits. Ratios are taken within each round;
-printed are medians, and the middle half of the rounds; status 3 says that other processes took more than a tenth of the
-processors. On a machine of two cores the two ranks have a core each, as the two threads have: 2.0 and 1.0 are what
-sharding that costs nothing would give, where the memory keeps up with two cores.
+Two processes (gloo, CPU). In each round both step their halves on one thread each, at the same time, and the slower
+one counts; then rank 0 steps the whole on one thread, and on two, while the other waits. Ratios are taken within each
+round; printed are medians, and the middle half of the rounds; status 3 says that other processes took more than a tenth
+of the processors. On a machine of two cores the two ranks have a core each, as the two threads have: 2.0 and 1.0 are
+what sharding that costs nothing would give, where the memory keeps up with two cores.
 
 `step()` communicates nothing, so that no time of a network is missing here.
 """
@@ -139,9 +139,8 @@ def main(
             raise SystemExit("a rank failed")
         cases = json.loads(Path(name, "results").read_text())
     for case, result in cases.items():
-        said = [
-            "{ratio:.2f} ({low:.2f}-{high:.2f})".format(**result[f"against {n}"]) for n in ("1 thread", "2 threads")
-        ]
+        ratios = (result["against 1 thread"], result["against 2 threads"])
+        said = ["{ratio:.2f} ({low:.2f}-{high:.2f})".format(**ratio) for ratio in ratios]
         print(f"{case:16} 2 ranks on halves are {said[0]} and {said[1]} times as fast as 1 rank on 1 and on 2 threads")
     share = neighbours.share
     if json_file is not None:

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/torchrec_row_wise.py
 
-TorchRec routes ids to the ranks that hold their rows, and the sums back. Its own kernels either step the tables inside of
-the backward pass or make a gradient of a whole table; `SparseBags` takes their place and leaves gradients of the rows
-that were named, so that a step's work does not grow with the table. Weights stay in TorchRec's memory, and its state_dict
-and its data paths are as before.
+TorchRec routes ids to the ranks that hold their rows, and the sums back. Its own kernels either step the tables inside
+of the backward pass or make a gradient of a whole table; `SparseBags` takes their place and leaves gradients of the
+rows that were named, so that a step's work does not grow with the table. Weights stay in TorchRec's memory, and its
+state_dict and its data paths are as before.
 
 Needs torchrec and fbgemm-gpu-cpu (or fbgemm-gpu), of versions that go with the torch that is installed.
 """

@@ -66,7 +66,7 @@ def refuses(tf: Any) -> None:
 
 
 def trains(tf: Any) -> tuple[float, float]:
-    """A loop as it is written for TensorFlow: gradients of a tape, ids of one and of two dimensions. First and last loss."""
+    """A loop as it is written for TensorFlow, on gradients of a tape. The first loss and the last."""
     random = np.random.default_rng(1)
     table = tf.Variable(random.standard_normal((50, 4)).astype(np.float32))
     wanted = tf.constant(random.standard_normal((50, 4)).astype(np.float32))

@@ -106,7 +106,7 @@ class Neighbours:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Seconds, summed over the processors: busy, in all, busy with this process and its children that have ended."""
+        """Seconds, summed over the processors: busy, in all, busy with this process and its ended children."""
         try:
             with open("/proc/stat") as lines:
                 ticks = [int(field) for field in lines.readline().split()[1:9]]
