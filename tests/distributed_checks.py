@@ -320,9 +320,10 @@ def refusals(mesh: DeviceMesh, folder: Path) -> None:
     whole = nn.Parameter(values.clone())
     columns = nn.Parameter(distribute_tensor(values, mesh, [Shard(1)]))
     whole.grad, columns.grad = grad, distribute_tensor(grad, mesh, [Shard(1)])
-    EMAAdamW([whole]).step()
-    EMAAdamW([columns]).step()
-    assert_bits(columns, whole, "columns")
+    for fp32_state in (EMAAdamW, lambda params: AdamW8bit([{"params": params, "state_bits": 32}], min_8bit_size=0)):
+        fp32_state([whole]).step()
+        fp32_state([columns]).step()
+        assert_bits(columns, whole, "columns")
     for optimizer, argument, message in (
         (AdamW8bit([columns], min_8bit_size=0), [Shard(1)], "8-bit moments"),
         (LazyAdam([columns], bias_correction="row"), [Shard(1)], "each row"),
@@ -399,7 +400,8 @@ def optimizer_to_save(key: str, params: Any) -> Any:
 
 
 def save(mesh: DeviceMesh, folder: Path) -> None:
-    """Saves model and optimizer together, one of them asynchronously, and beside it what other worlds must find."""
+    """Saves model and optimizer together, one of them while training goes on, and beside it what other worlds must
+    find."""
     for key in SAVED:
         whole, model = new_model(), sharded(mesh)
         optimizer = optimizer_to_save(key, model.parameters())
@@ -408,15 +410,18 @@ def save(mesh: DeviceMesh, folder: Path) -> None:
             optimizer.step()
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
-        if key == "EMAAdamW":
-            dcp.async_save(state, checkpoint_id=folder / key).result()
-        else:
-            dcp.save(state, checkpoint_id=folder / key)
         found = {
-            name: {entry: full(v) if isinstance(v, Tensor) else v for entry, v in values.items()}
+            name: {entry: full(v).clone() if isinstance(v, Tensor) else v for entry, v in values.items()}
             for name, values in optimizer_state["state"].items()
         }
-        weights = {name: full(value) for name, value in model_state.items()}
+        weights = {name: full(value).clone() for name, value in model_state.items()}
+        if key == "EMAAdamW":
+            saving = dcp.async_save(state, checkpoint_id=folder / key)
+            hand_out(whole, model, 3)
+            step_without_communication(optimizer)  # while it is being written; it has what was before
+            saving.result()
+        else:
+            dcp.save(state, checkpoint_id=folder / key)
         if dist.get_rank() == 0:
             torch.save({"state": found, "model": weights}, folder / f"{key}.pt")
 
