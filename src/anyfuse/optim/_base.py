@@ -359,7 +359,10 @@ def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
 
 
 def first_seed() -> int:
-    """The seed of stochastic rounding for an optimizer that is being made."""
+    """The seed of stochastic rounding for an optimizer that is being made: torch's. Among several ranks it is 0, for
+    theirs often differ, and copies of one parameter must be rounded alike."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return 0
     return torch.initial_seed() & 0xFFFFFFFF
 
 

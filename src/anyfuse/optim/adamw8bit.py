@@ -28,8 +28,9 @@ class AdamW8bit(FusedOptimizer):
             its block's may take an enormous step when that gradient becomes 0.
         skip_nonfinite: a block whose gradient holds a NaN or an infinity keeps its parameters and state.
         stochastic_rounding: parameters of 16 bits are rounded up or down by chance, so that updates below half a step
-            of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction and is kept in
-            the group as `rounding_seed`; the same seed and gradients give the same bits on any number of threads.
+            of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction, or 0 where
+            torch.distributed is initialized, and is kept in the group as `rounding_seed`, which a group may set; the
+            same seed and gradients give the same bits on any number of threads.
 
     Groups may set each of these, and `state_bits`: 8, or 32 for float32 moments. The parameters of FSDP2 may be sharded
     by rows; blocks are then local to a rank (docs/distributed.md). The attribute `checkpoint_form` says how
