@@ -26,7 +26,6 @@ from ._base import (
     check_number,
     count_steps,
     first_seed,
-    next_steps,
     seeds_of,
 )
 
@@ -141,12 +140,14 @@ class EMAAdamW(FusedOptimizer):
 
     # ---- the step ----
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
+    ) -> Run:
         if self._trained is not None:
             raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
-        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
         updates = group["ema_updates"] + 1
-        steps = next_steps(plan.states) if group["step_mode"] == "parameter" else [updates] * len(params)
+        steps = plan.next_steps() if group["step_mode"] == "parameter" else [updates] * len(params)
         options = rows.options_of(group, grad_scale, decay_at(group, updates))
         mode, bias_correction = int(group["adam_w_mode"]), group["bias_correction"]
 
@@ -159,7 +160,7 @@ class EMAAdamW(FusedOptimizer):
 
         return run
 
-    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Plan:
+    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Plan:
         states = []
         for param in params:
             if not self.state[param]:
