@@ -183,10 +183,14 @@ extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fuse
     if (anyfuse_status status = check(row)) return status;
     chunks.set(i, row.numel);
   }
+  if (chunks.pieces() == 0) return ANYFUSE_OK;
+  const anyfuse::EmaAdamWStep first = prepare(p, list.at(0));  // the powers of the corrections cost as much as a tile
   anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
     const auto piece = chunks.at(i);
-    const Row row = list.at(piece.tensor);
-    kernel(prepare(p, row), piece.begin, std::min(piece.limit, row.numel));
+    anyfuse::EmaAdamWStep step = first;
+    step.row = list.at(piece.tensor);
+    if (step.row.step != first.row.step) step = prepare(p, step.row);
+    kernel(step, piece.begin, std::min(piece.limit, step.row.numel));
   });
   return ANYFUSE_OK;
 }
