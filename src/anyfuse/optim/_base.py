@@ -124,7 +124,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_gradients(number, params, grads)
         for run in [self._prepare(*item, grad_scale) for item in work]:
             run()
+        self._after_step()
         return loss
+
+    def _after_step(self) -> None:
+        """What a subclass does after a step that was not skipped."""
 
     def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Sequence[Any]]:
         """The parameters to step, and what each is stepped by."""

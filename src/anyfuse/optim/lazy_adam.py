@@ -302,6 +302,12 @@ class TablePlan:
 
     def __init__(self, params: list[Tensor], states: list[State]) -> None:
         self.params, self.states = params, states
+        self.shapes = [param.shape for param in params]
+        for param, state in zip(params, states, strict=True):
+            for key in ("exp_avg", "exp_avg_sq"):
+                d.require_shape(key, state[key], param.shape, "its parameter")
+            if "row_step" in state:
+                d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
         self.tensors = _tensors_of(states)
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
         self.addresses = list(map(Tensor.data_ptr, params))
@@ -320,6 +326,7 @@ class TablePlan:
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
             and list(map(Tensor.data_ptr, params)) == self.addresses
+            and [param.shape for param in params] == self.shapes
             and len(tensors) == len(self.tensors)
             and all(map(is_, tensors, self.tensors))
         )
