@@ -174,7 +174,7 @@ def draw(differences: dict[str, tuple[float, float]], steps: int, seeds: int, fi
     axes.errorbar(centers, names, xerr=[100 * differences[name][1] for name in names], fmt="o", capsize=4)
     axes.axvspan(-0.5, 0.5, alpha=0.15)
     axes.axvline(0.0, linewidth=0.8)
-    axes.set_xlabel(f"validation loss against torch's, float32, % (95 % interval, {seeds} seeds, {steps} steps)")
+    axes.set_xlabel(f"validation loss against torch's AdamW in float32, %\n95 % interval, {seeds} seeds, {steps} steps")
     figure.savefig(file, dpi=150)
 
 
