@@ -169,11 +169,17 @@ extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fuse
     if (anyfuse_status status = check(row)) return status;
     chunks.set(i, row.numel);
   }
+  if (chunks.pieces() == 0) return ANYFUSE_OK;
+  // The powers of the corrections cost as much as a tile: tensors at the first one's step share them.
+  Row row;
+  anyfuse::read_row(p, 0, &row);
+  const anyfuse::EmaAdamWStep first = prepare(p, row);
   anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
     const auto piece = chunks.at(i);
-    Row row;
-    anyfuse::read_row(p, piece.tensor, &row);
-    kernel(prepare(p, row), piece.begin, std::min(piece.limit, row.numel));
+    anyfuse::EmaAdamWStep step = first;
+    anyfuse::read_row(p, piece.tensor, &step.row);
+    if (step.row.step != first.row.step) step = prepare(p, step.row);
+    kernel(step, piece.begin, std::min(piece.limit, step.row.numel));
   });
   return ANYFUSE_OK;
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -94,12 +94,14 @@ class AdamW8bit(FusedOptimizer):
         check_flag("skip_nonfinite", group["skip_nonfinite"])
         check_flag("stochastic_rounding", group["stochastic_rounding"])
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
-        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
+    ) -> Run:
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
         options = rows.options_of(group, grad_scale)
         return lambda: rows.run(plan, grads, options)
 
-    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Any:
+    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
         states = []
         for param in params:
             if not self.state[param]:
