@@ -27,7 +27,7 @@ NORM, MATMUL = "add_rms_norm_dynamic_quant", "quant_matmul_dequant"
 
 def compiled(function: Callable[..., Any], accept: tuple[str, ...] = (), dynamic: bool | None = None) -> Any:
     """The function after the pass alone."""
-    run = _hooks.make_pass(frozenset(accept), matmul=True)
+    run = _hooks.make_pass(frozenset(accept), matmul=True, always=True)
 
     def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
         run(module.graph)
@@ -503,7 +503,7 @@ def test_a_decoder_block_in_plain_pytorch_is_fused_by_inductor() -> None:
     expected = block(*given)
     torch._dynamo.reset()
     fusion.report(reset=True)
-    with fusion.enabled(matmul=True):
+    with fusion.enabled(always=True):
         fused = torch.compile(block, fullgraph=True)
     near(expected, fused(*given))
     report = fusion.report()
@@ -535,7 +535,7 @@ def test_matmuls_stay_with_inductor_unless_asked_for() -> None:
     q.meta["val"] = w.meta["val"] = torch.zeros(2, 2, dtype=torch.int8)
     graph.output((product, product))
     for matmul, misses in ((False, 0), (True, 1)):
-        _hooks.make_pass(frozenset(), matmul)(graph)
+        _hooks.make_pass(frozenset(), matmul, True)(graph)
         assert len(fusion.report().misses) == misses
 
 
