@@ -39,7 +39,7 @@ from ._graph import (
 
 NAME = "add_rms_norm_dynamic_quant"
 LARGEST = 127.0
-THREAD_VALUES = 1 << 16  # what makes up for a call, and as much again to win
+THREAD_VALUES = 1 << 19  # twice what makes up for a call and for the fusions with the code around that are lost
 
 
 @dataclass
