@@ -26,6 +26,9 @@ library.define(
 )
 
 
+_product: Callable[..., Tensor] = torch.ops.anyfuse.quant_matmul_dequant.default
+
+
 class _Kept:
     """A weight that was seen, and its packed form from the second time on.
 
@@ -72,7 +75,7 @@ def _cpu(
     if data is not None and _direct.possible(*given):
         return _direct.multiply(x, x_scale, None, data, weight_scale, (n, k), out_dtype, "formula", bias)
     shape = [] if data is None else [n, k]
-    return torch.ops.anyfuse.quant_matmul_dequant.default(
+    return _product(
         x, weight if data is None else data, weight_scale, bias, x_scale, None, "pertoken", transpose_weight, shape,
         out_dtype, "formula",
     )  # fmt: skip
@@ -82,7 +85,7 @@ def _fake(
     x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor, transpose_weight: bool,
     out_dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    return torch.ops.anyfuse.quant_matmul_dequant.default(
+    return _product(
         x, weight, weight_scale, bias, x_scale, None, "pertoken", transpose_weight, [], out_dtype, "formula"
     )
 
