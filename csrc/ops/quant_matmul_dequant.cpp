@@ -433,14 +433,16 @@ using anyfuse::kTileRows;
 using anyfuse::QuantMatmul;
 using Params = anyfuse_quant_matmul_dequant_params;
 
-constexpr int64_t kMaxK = 131071;               // 131072 * 2^14 would not fit int32
-constexpr int64_t kCodeBytes = 2;               // of the widest code type
-constexpr int64_t kCodesInMemory = 64 << 20;    // bytes; longer inputs are taken in ranges of rows
-constexpr double kParallelMatmul = 1 << 18;     // multiply-adds; about 2 us of one core, what a second thread costs
-constexpr int64_t kParallelQuantize = 1 << 15;  // elements, for the same reason
-constexpr int64_t kCodesInCache = 1 << 20;      // bytes; half of it where a code is one byte
-constexpr int64_t kManyPieces = 32;             // fewer than these, and the rows are cut into smaller blocks
-constexpr int64_t kFewTiles = 8;                // but not below this: a strip's weights are read for each block
+constexpr int64_t kMaxK = 131071;             // 131072 * 2^14 would not fit int32
+constexpr int64_t kCodeBytes = 2;             // of the widest code type
+constexpr int64_t kCodesInMemory = 64 << 20;  // bytes; longer inputs are taken in ranges of rows
+// What a thread must have to do before it pays: 7 us of one core, where a second thread costs 5. A weight is read,
+// which takes as long as three rows' products, and multiplied with m rows.
+constexpr double kWeightReads = 3.0, kThreadMatmul = 1.5 * (1 << 20);  // 384 KiB of weights for each thread at m = 1
+constexpr double kThreadQuantize = 1 << 14;                            // elements, for the same reason
+constexpr int64_t kCodesInCache = 1 << 20;                             // bytes; half of it where a code is one byte
+constexpr int64_t kManyPieces = 32;  // fewer than these, and the rows are cut into smaller blocks
+constexpr int64_t kFewTiles = 8;     // but not below this: a strip's weights are read for each block
 
 template <typename T>
 T *offset(T *pointer, int64_t bytes) {
@@ -509,10 +511,11 @@ void run_rows(QuantMatmul &args, int32_t target) {
   args.blocks = divide_up(args.tiles.count, tiles_in_block);
   args.strips = strips;
 
-  anyfuse::parallel_for(args.tiles.count, p.m * p.k < kParallelQuantize ? 1 : p.threads,
+  const double rows = static_cast<double>(p.m), depth = static_cast<double>(p.k);
+  anyfuse::parallel_for(args.tiles.count, anyfuse::threads_for(rows * depth, kThreadQuantize, p.threads),
                         [&](int64_t tile) { quantize(args, tile, tile + 1); });
-  const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  anyfuse::parallel_for(strips * args.blocks, work < kParallelMatmul ? 1 : p.threads,
+  const double work = (rows + kWeightReads) * static_cast<double>(p.n) * depth;
+  anyfuse::parallel_for(strips * args.blocks, anyfuse::threads_for(work, kThreadMatmul, p.threads),
                         [&](int64_t piece) { multiply(args, piece, piece + 1); });
 }
 

@@ -37,7 +37,7 @@ def quantize(
     with _progress(json_) as bars:
         task = bars.add_task("load", total=None)
         float_model, tokenizer = open_model(model)
-        batches: Any = "random"
+        batches = None
         if calibrate is not None:
             batches = [part[None] for part in _ids(tokenizer, calibrate, tokens).split(512)]
         bars.update(task, description="calibrate and quantize")
