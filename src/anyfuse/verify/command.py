@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +11,17 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import _core
-from .._console import Json, print_json, short, table
+from .._console import Json, print_json, progress, short, table
+from .._opspec import OpSpec
 from .._settings import backend
 from .._soc import ANY, product
-from . import cases, matrix
+from ..report import check_path
+from ..report.verify import write as write_page
+from . import cases, matrix, precision
 from .compare import COUNT_LOSS, Comparison
+from .examine import examine, reproduce
 
 WORST = 10
 
@@ -46,15 +48,22 @@ def verify(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Random calls for each operator.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first call; the next have the next seeds.")] = 0,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page (HTML) with figures and pictures.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Compare every backend with the reference, bit for bit, on random calls; exit with 1 if a bit differs."""
     specs = matrix.operators(operators or [])
     ways = matrix.ways(backends or [], targets or [], threads or [])
-    totals = {spec.name: samples + matrix.count_edges(spec) for spec in specs}
-    with _progress(totals, hidden=json_) as advance:
+    if report_file is not None:
+        check_path(report_file)
+    totals: dict[str, int | None] = {spec.name: samples + matrix.count_edges(spec) for spec in specs}
+    with progress(totals, hidden=json_) as advance:
         report = matrix.verify(specs, ways, samples=samples, seed=seed, product=soc_, progress=advance)
     chosen = product() if soc_ is None else soc_
+    if report_file is not None:
+        _write_report(report_file, specs, report, samples, seed, chosen, hidden=json_)
     if json_:
         print_json(_verify_json(report, samples, seed, chosen))
     else:
@@ -63,13 +72,21 @@ def verify(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _progress(totals: dict[str, int], hidden: bool) -> Iterator[Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()}
-        yield lambda name: bars.advance(tasks[name])
+def _write_report(
+    path: Path, specs: list[OpSpec], report: matrix.Report, samples: int, seed: int, product: str, hidden: bool
+) -> None:
+    """The page. Beside what is reported it shows how far results are from exact ones, which takes some seconds."""
+    with progress({f"precision of {spec.name}": precision.count(spec) for spec in specs}, hidden) as advance:
+        found = [
+            item
+            for spec in specs
+            for item in precision.measure(spec, progress=lambda name: advance(f"precision of {name}"))
+        ]
+    examined = examine(report.worst(len(report.mismatches)), product, WORST)
+    write_page(
+        path, report, found, examined, samples=samples, seed=seed, product=product,
+        command=shlex.join(["anyfuse", *sys.argv[1:]]),
+    )  # fmt: skip
 
 
 def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -> dict[str, Any]:
@@ -78,7 +95,7 @@ def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -
         return {"operator": values.pop("operator"), **values.pop("way"), **values}
 
     mismatches = [
-        {**flat(item), "reproduce": _reproduce(item, product)} for item in report.worst(len(report.mismatches))
+        {**flat(item), "reproduce": reproduce(item, product)} for item in report.worst(len(report.mismatches))
     ]
     return {
         "passed": report.passed,
@@ -101,32 +118,21 @@ def _print_report(report: matrix.Report, product: str) -> None:
             lines.add_section()
         name, before = "" if row.operator == before else row.operator, row.operator
         middle = f"{row.refused:,}" if limited else short(row.elements)
-        lines.add_row(name, _way(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
+        lines.add_row(name, str(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
     console.print(lines)
     for item in report.worst(WORST):
-        console.print(f"[red]differs[/red]: {item.operator} on {_way(item.way)}", highlight=False)
+        console.print(f"[red]differs[/red]: {item.operator} on {item.way}", highlight=False)
         console.print(f"  {item.what}" + (f", up to {item.max_ulp:,} ulp" if item.max_ulp else ""), markup=False)
         console.print(f"  {item.label}", markup=False, highlight=False)
-        console.print(f"  {_reproduce(item, product)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {reproduce(item, product)}", markup=False, highlight=False, soft_wrap=True)
     if len(report.mismatches) > WORST:
         console.print(f"... and {len(report.mismatches) - WORST} more (all of them: --json)")
-
-
-def _way(way: matrix.Way) -> str:
-    return f"{way.backend} {way.target} ×{way.threads}"
 
 
 def _row_verdict(row: matrix.Row) -> str:
     if row.mismatches:
         return "[red]differs[/red]"
     return "[yellow]refused[/yellow]" if row.samples == row.refused else "[green]equal[/green]"
-
-
-def _reproduce(item: matrix.Mismatch, product: str) -> str:
-    """The command that shows a mismatch again. Edge cases belong to every run."""
-    words = ["anyfuse", "verify", item.operator, "--backend", item.way.backend, "--target", item.way.target]
-    words += ["--threads", str(item.way.threads), "--samples", "1", "--seed", str(item.seed or 0)]
-    return shlex.join(words + (["--soc", product] if product != ANY else []))
 
 
 # ---- case ----
