@@ -62,13 +62,11 @@ def bench(
     Every case first checks that the results have the reference's bits.
     """
     _check_files(report_file, history, run, out, plot_file)
-    if report_file is not None:
-        check_path(report_file)
     before = read_runs(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))
-    if not run:
+    if report_file is not None and not run:
         if not before:
             raise ValueError("--no-run needs results: name them by --history")
-        write_page(_required(report_file), before, _called())
+        write_page(report_file, before, _called())
         if json_:
             print_json({"report": str(report_file), "runs": len(before)})
         return
@@ -88,8 +86,8 @@ def bench(
     results: list[dict[str, Any]] = []
     for number, (name, item) in enumerate(chosen):
         at = f"{name}, {item.name}"
-        with progress({at: None}, hidden=json_) as advance:
-            results.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number, len(chosen))))
+        with progress({at: len(chosen)}, hidden=json_) as advance:
+            results.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number)))
         report.show(results[-1], console)
     whole = report.assemble(machine(), asdict(settings), results)
     if out is not None:
@@ -109,13 +107,15 @@ def _check_files(report_file: Path | None, history: list[Path] | None, run: bool
         raise ValueError("--history and --no-run are for the page: name it by --report")
     if not run and any(path is not None for path in others):
         raise ValueError("--out and --plot write what was timed; --no-run times nothing")
+    if report_file is not None:
+        check_path(report_file)
     for path in history or []:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; accepted: a results file or a folder of them")
 
 
-def _say(advance: Advance, at: str, number: int, total: int, text: str) -> None:
-    advance(at, done=number, words=f"{number + 1} of {total}: {text}")
+def _say(advance: Advance, at: str, number: int, text: str) -> None:
+    advance(at, done=number, words=text)
 
 
 def _called() -> str:
