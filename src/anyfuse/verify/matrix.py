@@ -137,7 +137,7 @@ def verify(
 
 
 def count_edges(spec: OpSpec) -> int:
-    return len(list(spec.edges()))
+    return len(list(spec.samples.edges()))
 
 
 def sample(operator: str, *, seed: int | None = None, edge: int | None = None) -> Sample:
@@ -146,8 +146,8 @@ def sample(operator: str, *, seed: int | None = None, edge: int | None = None) -
     if (seed is None) == (edge is None):
         raise ValueError(f"seed is {seed}, edge is {edge}; accepted: one of both")
     if edge is None:
-        return spec.draw(Draw(seed or 0))
-    edges = list(spec.edges())
+        return spec.samples.draw(Draw(seed or 0))
+    edges = list(spec.samples.edges())
     if not 0 <= edge < len(edges):
         raise ValueError(f"edge is {edge}; accepted: 0 to {len(edges) - 1} for {operator}")
     return edges[edge]
@@ -163,10 +163,10 @@ def results(operator: str, arguments: Mapping[str, Any], way: Way = REFERENCE) -
 
 
 def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[Origin, Sample]]:
-    for edge, sample in enumerate(spec.edges()):
+    for edge, sample in enumerate(spec.samples.edges()):
         yield {"seed": None, "edge": edge}, sample
     for number in range(seed, seed + samples):
-        yield {"seed": number, "edge": None}, spec.draw(Draw(number))
+        yield {"seed": number, "edge": None}, spec.samples.draw(Draw(number))
 
 
 def _try(spec: OpSpec, origin: Origin, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:

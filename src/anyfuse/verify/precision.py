@@ -80,7 +80,7 @@ def measure(
     """The precision of each output in each dtype, over the plain calls of `seeds`. Elements of an in-place argument
     that the call leaves alone are not counted."""
     found: dict[tuple[str, str], Precision] = {}
-    for dtype in spec.case.dtypes if spec.case is not None else ():
+    for dtype in spec.samples.case.dtypes:
         for seed in seeds:
             arguments = cases.everyday(spec, dtype, seed)
             for name, golden, encoding, sides in _outputs(spec, arguments):
@@ -101,7 +101,7 @@ def measure(
 
 def count(spec: OpSpec, seeds: range = range(SEEDS)) -> int:
     """How often `measure` reports progress."""
-    return len(seeds) * len(spec.case.dtypes) if spec.case is not None else 0
+    return len(seeds) * len(spec.samples.case.dtypes)
 
 
 def _outputs(spec: OpSpec, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, str | None, dict[str, Tensor]]]:
@@ -114,7 +114,7 @@ def _outputs(spec: OpSpec, arguments: Mapping[str, Any]) -> Iterator[tuple[str, 
     if unfused is not None:
         with torch.no_grad():
             sides[UNFUSED] = dict(zip(spec.outputs, unfused(clone_with_storage(dict(arguments))), strict=True))
-    encodings = spec.case.encodings(arguments) if spec.case is not None else {}
+    encodings = spec.samples.case.encodings(arguments)
     for name, golden in goldens.items():
         if golden.numel():
             yield name, golden, encodings.get(name), {side: results[name] for side, results in sides.items()}
