@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
@@ -31,11 +31,12 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def progress(totals: dict[str, int | None], hidden: bool) -> Iterator[Advance]:
+def progress(totals: Mapping[str, int | None], hidden: bool, each: int | None = None) -> Iterator[Advance]:
     """Bars on stderr while the block runs, one for each thing to do: none in pipes, nor where `hidden`.
 
     Yields a function that is told what went on: a bar's name, how many steps are done (None: one more), and the words
-    beside the bar. A bar whose total is None shows only that something goes on.
+    beside the bar. A bar whose total is None shows only that something goes on; a name that is not in `totals` gets a
+    bar of `each` when it is first told of.
     """
     columns = (
         TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -46,6 +47,8 @@ def progress(totals: dict[str, int | None], hidden: bool) -> Iterator[Advance]:
         tasks = {name: bars.add_task(name, total=total, words="") for name, total in totals.items()}
 
         def advance(name: str, done: int | None = None, words: str = "") -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=each, words="")
             bars.update(tasks[name], completed=done, advance=1 if done is None else None, words=words)
 
         yield advance

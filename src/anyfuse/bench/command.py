@@ -15,6 +15,7 @@ import torch
 import typer
 from rich.console import Console
 
+from .._complete import operators as complete_operators
 from .._console import Advance, Json, print_json, progress
 from .._machine import machine
 from .._opspec import REGISTRY
@@ -29,7 +30,8 @@ INCONCLUSIVE = 3  # the exit status of a run that was too noisy
 
 def bench(
     ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="Operators; all when none is named.")
+        list[str] | None,
+        typer.Argument(metavar="OP", autocompletion=complete_operators, help="Operators; default: all."),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Time what one could use instead, too.")] = True,
     peer_python: Annotated[
@@ -60,6 +62,15 @@ def bench(
     """Time operators side by side with their peers, in interleaved rounds, against the machine's memory bandwidth.
 
     Every case first checks that the results have the reference's bits.
+
+    \b
+    Examples:
+    $ anyfuse bench
+    $ anyfuse bench lazy_adam --quick --rounds 3
+    $ anyfuse bench --out results/today.json --report out.html --history results
+    $ anyfuse bench --no-run --history results --report out.html
+
+    Exit status: 0 done, 2 an error or wrong usage, 3 a case was too noisy to conclude anything from.
     """
     _check_files(report_file, history, run, out, plot_file)
     before = read_runs(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))

@@ -12,6 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
+from .. import _complete as complete
 from .. import _core
 from .._console import Json, print_json, progress, short, table
 from .._opspec import OpSpec
@@ -26,25 +27,51 @@ from .examine import examine, reproduce
 WORST = 10
 
 cases_app = typer.Typer(
-    help="Make, run and judge test cases as files, the way single-operator tests of an NPU do.", no_args_is_help=True
+    help="""Make, run and judge test cases as files, the way single-operator tests of an NPU do.
+
+    \b
+    Examples:
+    $ anyfuse case gen lazy_adam DIR
+    $ anyfuse case run DIR
+    $ anyfuse case compare DIR
+
+    Exit status: 0 done, 1 an output fails, 2 an error or wrong usage.
+    """,
+    no_args_is_help=True,
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the case.")]
-Backend = Annotated[str, typer.Option(help="Implementation: native or reference.")]
-Target = Annotated[str | None, typer.Option(help="Instruction set; see `anyfuse info`. Default: the best one.")]
+Target = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete.targets, help="Instruction set; see `anyfuse info`. Default: the best one."),
+]
 
 
 def verify(
-    operators: Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Operators; default: all.")] = None,
-    backends: Annotated[list[str] | None, typer.Option("--backend", help="Backend; repeatable. Default: all.")] = None,
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operators; default: all."),
+    ] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", autocompletion=complete.backends, help="Backend; repeatable. Default: all."),
+    ] = None,
     targets: Annotated[
-        list[str] | None, typer.Option("--target", help="Instruction set; repeatable. Default: all this CPU has.")
+        list[str] | None,
+        typer.Option(
+            "--target", autocompletion=complete.targets, help="Instruction set; repeatable. Default: all this CPU has."
+        ),
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option("--threads", help="Number of threads; repeatable. Default: 1 and all.")
     ] = None,
     soc_: Annotated[
-        str | None, typer.Option("--soc", help="Product whose limits hold; calls that it refuses are counted apart.")
+        str | None,
+        typer.Option(
+            "--soc",
+            autocompletion=complete.products,
+            help="Product whose limits hold; calls that it refuses are counted apart.",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Random calls for each operator.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first call; the next have the next seeds.")] = 0,
@@ -53,7 +80,17 @@ def verify(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Compare every backend with the reference, bit for bit, on random calls; exit with 1 if a bit differs."""
+    """Compare every backend with the reference, bit for bit, on random calls and edge cases.
+
+    \b
+    Examples:
+    $ anyfuse verify
+    $ anyfuse verify lazy_adam --target base --threads 1 --samples 5
+    $ anyfuse verify --samples 20 --report out.html
+    $ anyfuse verify lazy_adam --soc Ascend910B --samples 20 --json
+
+    Exit status: 0 every bit is equal, 1 a bit differs, 2 an error or wrong usage.
+    """
     specs = matrix.operators(operators or [])
     ways = matrix.ways(backends or [], targets or [], threads or [])
     if report_file is not None:
@@ -141,7 +178,12 @@ def _row_verdict(row: matrix.Row) -> str:
 @cases_app.command("gen", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def gen(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OP", help="Operator; `anyfuse case options` lists them.")],
+    operator: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP", autocompletion=complete.operators, help="Operator; `anyfuse case options` lists them."
+        ),
+    ],
     directory: Directory,
     shape: Annotated[
         str | None, typer.Option(help="Sizes, as 128,64; what they mean: `anyfuse case options OP`.")
@@ -161,8 +203,19 @@ def gen(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the case that DIR holds.")] = False,
     json_: Json = False,
 ) -> None:
-    """Write the inputs, goldens and manifest of one call. Named sizes are options too, as `--rows 1000`."""
-    case = cases.generate(
+    """Write the inputs, goldens and manifest of one call. Named sizes are options too, as --rows 1000.
+
+    \b
+    Examples:
+    $ anyfuse case gen lazy_adam DIR --rows 1000 --n 50
+    $ anyfuse case gen lazy_adam DIR --preset official --overwrite
+    $ anyfuse case gen apply_fused_ema_adamw DIR --shape 128,64 --set lr=0.1
+    $ anyfuse case gen quant_matmul_dequant DIR --with bias --golden float64
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
+    with progress({"inputs and goldens": None}, hidden=json_):
+        case = cases.generate(
         operator, directory,
         sizes=_sizes(shape), axes=_axes(context.args), dtype=dtype, settings=_settings(settings or []),
         optional=optional or [], preset=preset, seed=seed, golden=golden, overwrite=overwrite,
@@ -184,15 +237,27 @@ def gen(
 @cases_app.command("run")
 def run(
     directory: Directory,
-    backend_: Annotated[str, typer.Option("--backend", help="native or reference.")] = "native",
+    backend_: Annotated[
+        str, typer.Option("--backend", autocompletion=complete.backends, help="native or reference.")
+    ] = "native",
     target: Target = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: all.")] = None,
     json_: Json = False,
 ) -> None:
-    """Execute a case and write its outputs."""
+    """Execute a case and write its outputs.
+
+    \b
+    Examples:
+    $ anyfuse case run DIR
+    $ anyfuse case run DIR --target base --threads 1
+    $ anyfuse case run DIR --backend reference --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    with backend(backend_), _core.target(target or _core.current_target()):
+    waiting = progress({"running": None}, hidden=json_)
+    with waiting, backend(backend_), _core.target(target or _core.current_target()):
         case = cases.run(directory)
     files = [file.file for file in case.outputs]
     if json_:
@@ -213,8 +278,18 @@ def compare(
     lsb: Annotated[int, typer.Option(min=0, help="Steps that integers and 8-bit codes may be apart.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Judge the outputs of a case by its goldens; exit with 1 if one fails."""
-    results = cases.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
+    """Judge the outputs of a case by its goldens.
+
+    \b
+    Examples:
+    $ anyfuse case compare DIR
+    $ anyfuse case compare DIR --loss 1e-4 --count-loss 1e-3
+    $ anyfuse case compare DIR --lsb 1 --json
+
+    Exit status: 0 every output passes, 1 one fails, 2 an error or wrong usage.
+    """
+    with progress({"comparing": None}, hidden=json_):
+        results = cases.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
     passed = all(result.passed for result in results)
     if json_:
         print_json({"directory": str(directory), "passed": passed, "outputs": [asdict(result) for result in results]})
@@ -226,10 +301,22 @@ def compare(
 
 @cases_app.command("options")
 def options(
-    operator: Annotated[str | None, typer.Argument(metavar="[OP]", help="Operator; default: list them.")] = None,
+    operator: Annotated[
+        str | None,
+        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operator; default: list them."),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Show what `case gen` takes for an operator: sizes, dtypes, attributes, optional tensors, presets."""
+    """Show what case gen takes for an operator: sizes, dtypes, attributes, optional tensors, presets.
+
+    \b
+    Examples:
+    $ anyfuse case options
+    $ anyfuse case options lazy_adam
+    $ anyfuse case options lazy_adam --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
     facts = cases.describe(operator) if operator else {"operators": cases.known()}
     if json_:
         print_json(facts)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +37,12 @@ class Way:
 #: The definition of the numbers, which knows no targets.
 REFERENCE = Way("reference")
 
-#: What makes a sample again: its seed, or its number among the edge cases.
-Origin = dict[str, int | None]
+
+class Origin(NamedTuple):
+    """What makes a sample again: its seed, or its number among the edge cases."""
+
+    seed: int | None = None
+    edge: int | None = None
 
 
 @dataclass
@@ -164,9 +168,9 @@ def results(operator: str, arguments: Mapping[str, Any], way: Way = REFERENCE) -
 
 def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[Origin, Sample]]:
     for edge, sample in enumerate(spec.samples.edges()):
-        yield {"seed": None, "edge": edge}, sample
+        yield Origin(edge=edge), sample
     for number in range(seed, seed + samples):
-        yield {"seed": number, "edge": None}, spec.samples.draw(Draw(number))
+        yield Origin(number), spec.samples.draw(Draw(number))
 
 
 def _try(spec: OpSpec, origin: Origin, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:
@@ -183,7 +187,7 @@ def _try(spec: OpSpec, origin: Origin, sample: Sample, expected: Any, row: Row) 
         words = ", ".join(
             f"{name}: {_words(value)}" for name, value in ((row.way.backend, got), ("reference", expected))
         )
-        yield Mismatch(spec.name, row.way, label=sample.label, what=words, **origin)
+        yield Mismatch(spec.name, row.way, origin.seed, sample.label, words, edge=origin.edge)
         return
     differing = [name for name in expected if not same_bits(got[name], expected[name])]
     row.elements += sum(tensor.numel() for tensor in expected.values())
@@ -198,9 +202,8 @@ def _try(spec: OpSpec, origin: Origin, sample: Sample, expected: Any, row: Row) 
         )
         what = f"{name}: {words}"
         yield Mismatch(
-            spec.name, row.way, label=sample.label, what=what, different=distance.different, max_ulp=distance.max_ulp,
-            **origin,
-        )  # fmt: skip
+            spec.name, row.way, origin.seed, sample.label, what, distance.different, distance.max_ulp, origin.edge
+        )
 
 
 def _words(outcome: Any) -> str:
