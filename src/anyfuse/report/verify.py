@@ -51,12 +51,14 @@ def write(
         path,
         "verify.html",
         report=report,
+        verdict=_verdict(report),
         rows={(row.operator, row.way): row for row in report.rows},
         operators=[REGISTRY[name] for name in operators],
         ways=ways,
         groups=_groups(ways),
         elements=sum(row.elements for row in report.rows),
         calls=sum(row.samples for row in report.rows),
+        refused=sum(row.refused for row in report.rows),
         examined=examined,
         lines_of=lambda output: [Line("", None, _cells(output.counts), output.counts)],
         bins=ulp_names(),
@@ -73,6 +75,12 @@ def write(
         command=command,
         machine=machine(),
     )
+
+
+def _verdict(report: matrix.Report) -> str:
+    if not report.passed:
+        return "Bits differ from the reference"
+    return "Every call is refused" if all(row.samples == row.refused for row in report.rows) else "Every bit is equal"
 
 
 def _groups(ways: Sequence[matrix.Way]) -> list[tuple[str, int]]:

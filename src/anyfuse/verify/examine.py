@@ -17,7 +17,7 @@ from .compare import distances, name_of
 from .element import Element, element, tensors
 from .precision import Counts
 
-ELEMENTS = 5
+OUTPUTS, ELEMENTS = 3, 5
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Examined:
-    """`outputs` is empty where the sample raises an error on a side, or did not differ when it was run again."""
+    """`outputs` holds those that are farthest apart, and none where the sample raises an error on a side or did not
+    differ when it was run again; `more` names the others."""
 
     mismatch: matrix.Mismatch
     command: str
     code: str
     arguments: list[tuple[str, str]]
     outputs: list[Output]
+    more: list[str]
     error: str = ""
 
 
@@ -64,7 +66,10 @@ def _examine(item: matrix.Mismatch, product: str) -> Examined:
         error = item.what
     else:
         outputs = _without_repetition([_output(name, got[name], expected[name], call) for name in expected])
-    return Examined(item, reproduce(item, product), snippet(item, product), arguments, outputs, error)
+    outputs.sort(key=lambda output: (not output.reason, -output.counts.max_ulp, -output.counts.elements))
+    more = [output.name for output in outputs[OUTPUTS:]]
+    code = snippet(item, product)
+    return Examined(item, reproduce(item, product), code, arguments, outputs[:OUTPUTS], more, error)
 
 
 def _without_repetition(outputs: list[Output]) -> list[Output]:
