@@ -12,6 +12,7 @@ import torch
 import anyfuse
 
 from . import _core
+from ._opspec import REGISTRY
 
 
 def machine() -> dict[str, Any]:
@@ -31,7 +32,7 @@ def machine() -> dict[str, Any]:
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "operators": sorted(anyfuse._REGISTRY),
+        "operators": sorted(REGISTRY),
     }
 
 

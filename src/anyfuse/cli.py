@@ -15,6 +15,7 @@ import anyfuse
 from ._complete import products
 from ._console import Json, print_json, table
 from ._machine import machine
+from ._opspec import REGISTRY
 from ._soc import PRODUCTS, limits_on
 from .acl_config import acl_config
 from .bench.command import bench
@@ -111,7 +112,7 @@ def info(
 
 def show_product(name: str, json_: bool) -> None:
     """Prints each operator's limits on a product, from the tables that calls are checked with."""
-    limits = {spec.name: limits_on(name, spec.profiles) for spec in anyfuse._REGISTRY.values()}
+    limits = {spec.name: limits_on(name, spec.profiles) for spec in REGISTRY.values()}
     if json_:
         print_json({"soc": name, "product": PRODUCTS[name], "operators": limits})
         return

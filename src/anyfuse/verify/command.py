@@ -21,7 +21,7 @@ from .._soc import ANY, product
 from ..report import check_path
 from ..report.verify import write as write_page
 from . import cases, matrix, precision
-from .compare import COUNT_LOSS, Comparison
+from .compare import COUNT_LOSS, Comparison, name_of
 from .examine import examine, reproduce
 
 WORST = 10
@@ -226,7 +226,7 @@ def gen(
     lines = table(f"{case.operator} in {directory}", "file", "dtype", "shape", "bytes", numbers=("bytes",))
     files = [(file.file, file) for file in case.inputs] + [(str(file.golden), file) for file in case.outputs]
     for name, file in files:
-        lines.add_row(name, file.encoding or cases.name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
+        lines.add_row(name, file.encoding or name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
     console = Console()
     console.print(lines)
     console.print(
