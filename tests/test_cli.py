@@ -251,7 +251,10 @@ def test_completion_in_bash(tmp_path: Path) -> None:
     assert (tmp_path / ".bashrc") in installed
     script = """
         source ~/.bash_completions/anyfuse.sh
-        ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _anyfuse_completion "$1"; echo "${COMPREPLY[@]}"; }
+        ask() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            _anyfuse_completion "$1"; echo "${COMPREPLY[@]}"
+        }
         ask anyfuse ver
         ask anyfuse verify lazy
         ask anyfuse case gen apply_f
