@@ -17,8 +17,10 @@ from anyfuse import cli
 from anyfuse._opspec import REGISTRY, Sample
 from anyfuse._sampling import Draw
 from anyfuse._settings import use_reference
+from anyfuse.bench.report import SCHEMA_NAME
 
-FILES = sorted((Path(__file__).parent.parent / "benchmarks" / "results").glob("*.json"))
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+FILES = [path for path in sorted(RESULTS.glob("*.json")) if json.loads(path.read_text()).get("schema") == SCHEMA_NAME]
 
 
 def invoke(*words: str) -> Any:
