@@ -1,30 +1,17 @@
-"""The reader of `manifest.json` on content that anyone may have written: a ValueError, or a case.
-
-Longer: ANYFUSE_PROPERTIES=20000 python -m pytest tests/test_fuzz_manifest.py
-"""
+"""The reader of `manifest.json` on content that anyone may have written: a ValueError, or a case."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
+from longer import search
 
 from anyfuse.verify import cases
-
-EXAMPLES = int(os.environ.get("ANYFUSE_PROPERTIES", "0"))
-search = settings(
-    max_examples=EXAMPLES or 60,
-    derandomize=EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
 
 NUMBERS = st.one_of(
     st.integers(-3, 5), st.integers(), st.floats(), st.sampled_from([2**31, 2**48, 2**63, 2**64, 10**400])
@@ -78,7 +65,7 @@ def try_case(folder: Path, text: bytes) -> None:
     assert set(folder.parent.iterdir()) == before
 
 
-@search
+@search(60)
 @given(data=st.data())
 def test_a_manifest_with_a_few_values_changed(case: Path, data: st.DataObject) -> None:
     content = json.loads((case / cases.MANIFEST).read_text())
@@ -95,13 +82,13 @@ def test_a_manifest_with_a_few_values_changed(case: Path, data: st.DataObject) -
     try_case(case, json.dumps(content).encode(errors="surrogatepass"))
 
 
-@search
+@search(60)
 @given(text=st.one_of(st.binary(max_size=60), VALUES.map(lambda value: json.dumps(value).encode())))
 def test_a_manifest_of_any_content(case: Path, text: bytes) -> None:
     try_case(case, text)
 
 
-@search
+@search(60)
 @given(data=st.data())
 def test_a_manifest_with_bytes_changed(case: Path, data: st.DataObject) -> None:
     text = bytearray((case / cases.MANIFEST).read_bytes())

@@ -1,16 +1,14 @@
 """Properties that hold for every operator and every input, valid or not, looked for by hypothesis.
 
-Ordinary runs try the same inputs each time. A longer search with new ones, which prints what fails in a form that
-repeats it (`@reproduce_failure`), and each example with `--hypothesis-verbosity=verbose`:
-
-    ANYFUSE_PROPERTIES=20000 python -m pytest tests/test_properties.py --hypothesis-show-statistics
+Ordinary runs try the same inputs each time; `longer.py` says how to try more. What fails is printed in a form that
+repeats it (`@reproduce_failure`), each example with `--hypothesis-verbosity=verbose`, and how many calls were refused
+with `--hypothesis-show-statistics`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +16,9 @@ import numpy as np
 import operators
 import pytest
 import torch
-from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import event, given, note
 from hypothesis import strategies as st
+from longer import search
 from torch import Tensor
 
 import anyfuse
@@ -27,17 +26,7 @@ from anyfuse import _core
 from anyfuse._opspec import OpSpec
 from anyfuse._sampling import Draw, clone_with_storage, same_bits, storage_bytes
 
-EXAMPLES = int(os.environ.get("ANYFUSE_PROPERTIES", "0"))
 SPECS = list(anyfuse._REGISTRY.values())
-
-search = settings(
-    max_examples=EXAMPLES or 80,
-    derandomize=EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
 
 SEEDS = st.integers(0, 2**63 - 1)
 TARGETS = st.sampled_from(_core.available_targets())
@@ -87,7 +76,7 @@ def native_equals_reference(spec: OpSpec, arguments: dict[str, Any], target: str
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
-@search
+@search(80)
 @given(seed=SEEDS, target=TARGETS, threads=THREADS)
 def test_valid_calls(name: str, seed: int, target: str, threads: int) -> None:
     spec = anyfuse._REGISTRY[name]
@@ -166,7 +155,7 @@ CHANGES = {"attribute": odd_attribute, "shape": reshaped, "dtype": retyped, "val
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
-@search
+@search(80)
 @given(seed=SEEDS, change=st.sampled_from(list(CHANGES)), target=TARGETS, threads=THREADS)
 def test_calls_with_one_thing_changed(name: str, seed: int, change: str, target: str, threads: int) -> None:
     """They may still be valid. Either way native and reference agree."""
