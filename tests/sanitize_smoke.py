@@ -30,7 +30,7 @@ def main() -> None:
             torch.set_num_threads(threads)
             with _core.target(target):
                 for spec in anyfuse._REGISTRY.values():
-                    samples = [*spec.edges(), *(spec.draw(Draw(seed)) for seed in range(DRAWS))]
+                    samples = [*spec.samples.edges(), *(spec.samples.draw(Draw(seed)) for seed in range(DRAWS))]
                     for sample in samples:
                         spec.function(**{name: exact(value) for name, value in sample.arguments.items()})
                         count += 1

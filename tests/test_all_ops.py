@@ -23,7 +23,7 @@ def test_every_operator_is_public(spec: OpSpec) -> None:
     assert getattr(anyfuse, spec.function.__name__) is spec.function
     assert spec.function.__name__.rstrip("_") == spec.name
     assert spec.schema.startswith(spec.function.__name__ + "(")
-    assert list(spec.edges()), "an operator names the calls worth trying every time"
+    assert list(spec.samples.edges()), "an operator names the calls worth trying every time"
 
 
 def test_docstring_tells_what_a_user_needs(spec: OpSpec) -> None:
@@ -38,7 +38,7 @@ def test_docstring_tells_what_a_user_needs(spec: OpSpec) -> None:
 def test_native_equals_reference_bit_for_bit(spec: OpSpec, draws: int) -> None:
     """On every target, for random calls: results, memory outside views, and inputs."""
     for seed in range(draws):
-        sample = spec.draw(Draw(seed))
+        sample = spec.samples.draw(Draw(seed))
         with anyfuse.backend("reference"):
             expected, given = operators.run(spec, sample.arguments)
         assert operators.memory_outside_views_changed(spec, sample.arguments, given) is None, (seed, sample.label)
@@ -54,7 +54,7 @@ def test_native_equals_reference_bit_for_bit(spec: OpSpec, draws: int) -> None:
 def test_edges_equal_reference_on_any_number_of_threads(spec: OpSpec, target: str) -> None:
     before = torch.get_num_threads()
     try:
-        for sample in spec.edges():
+        for sample in spec.samples.edges():
             with anyfuse.backend("reference"):
                 expected, _ = operators.run(spec, sample.arguments)
             for threads in (1, 2, 3, 7):
@@ -69,7 +69,7 @@ def test_edges_equal_reference_on_any_number_of_threads(spec: OpSpec, target: st
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_bad_calls_name_the_argument_and_write_nothing(spec: OpSpec, backend: str) -> None:
-    for bad in spec.bad_calls():
+    for bad in spec.samples.bad_calls():
         given = clone_with_storage(bad.arguments)
         with anyfuse.backend(backend), pytest.raises(bad.error, match=re.escape(bad.names)):
             spec.function(**given)
@@ -83,7 +83,7 @@ def recorded(spec: OpSpec, count: int) -> list[tuple]:
     calls = []
     for seed in range(count):
         with operators.Recorder() as recorder:
-            operators.run(spec, spec.draw(Draw(seed)).arguments)
+            operators.run(spec, spec.samples.draw(Draw(seed)).arguments)
         calls += recorder.calls
     return calls
 
@@ -110,7 +110,7 @@ def test_fake_gives_the_shapes_and_dtypes_of_the_real_one(spec: OpSpec) -> None:
 def test_compile_keeps_the_operator_and_its_bits(spec: OpSpec) -> None:
     torch._dynamo.reset()
     for seed in range(3):
-        sample = spec.draw(Draw(seed))
+        sample = spec.samples.draw(Draw(seed))
         expected, _ = operators.run(spec, sample.arguments)
         given = clone_with_storage(sample.arguments)
         compiled = torch.compile(lambda given=given: spec.function(**given), fullgraph=True, backend="aot_eager")
@@ -121,7 +121,7 @@ def test_compile_keeps_the_operator_and_its_bits(spec: OpSpec) -> None:
 def test_in_place_results_are_the_arguments(spec: OpSpec) -> None:
     if not spec.in_place:
         return
-    given = clone_with_storage(spec.draw(Draw(1)).arguments)
+    given = clone_with_storage(spec.samples.draw(Draw(1)).arguments)
     results = spec.function(**given)
     for name, result in zip(spec.outputs, results, strict=True):
         assert result is given[name], name
@@ -129,7 +129,7 @@ def test_in_place_results_are_the_arguments(spec: OpSpec) -> None:
 
 def test_a_stale_backward_raises(spec: OpSpec) -> None:
     """A value saved for backward and then overwritten by an operator must not be used silently."""
-    samples = [spec.draw(Draw(seed)) for seed in range(100)]
+    samples = [spec.samples.draw(Draw(seed)) for seed in range(100)]
     for name in spec.in_place:
         if not any(tensor.is_floating_point() for s in samples for tensor in operators.tensors_of(s.arguments[name])):
             continue  # codes take no part in a backward
@@ -149,7 +149,7 @@ def _differentiable(value: object) -> bool:
 
 def test_works_in_inference_mode(spec: OpSpec) -> None:
     with torch.inference_mode():
-        operators.run(spec, spec.draw(Draw(3)).arguments)
+        operators.run(spec, spec.samples.draw(Draw(3)).arguments)
 
 
 @pytest.mark.parametrize("forced", _core.targets())
@@ -182,7 +182,7 @@ import operators
 from anyfuse._sampling import clone_with_storage
 torch.set_num_threads(2)
 spec = anyfuse._REGISTRY[{name!r}]
-sample = list(spec.edges())[-1]
+sample = list(spec.samples.edges())[-1]
 expected = operators.raw_bytes(operators.run(spec, sample.arguments)[0])
 given = clone_with_storage(sample.arguments)
 child = os.fork()

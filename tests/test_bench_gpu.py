@@ -41,7 +41,7 @@ def test_equality_counts_samples_and_names_the_first_difference(spec: OpSpec, mo
 
 
 def test_a_copy_keeps_views(spec: OpSpec) -> None:
-    arguments = spec.draw(Draw(2)).arguments
+    arguments = spec.samples.draw(Draw(2)).arguments
     copied = gpu.to_device(arguments, CPU)
     for old, new in zip(gpu.tensors_of(list(arguments.values())), gpu.tensors_of(list(copied.values())), strict=True):
         assert old.stride() == new.stride() and old.storage_offset() == new.storage_offset()

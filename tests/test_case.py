@@ -190,7 +190,7 @@ def official_golden(directory: Path, indices: np.ndarray) -> None:
 
 
 def test_the_official_sizes() -> None:
-    preset = REGISTRY["lazy_adam"].case.presets["official"]
+    preset = REGISTRY["lazy_adam"].samples.case.presets["official"]
     assert preset.sizes == (2_000_000, 32, 564_096)
 
 

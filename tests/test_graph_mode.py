@@ -172,7 +172,7 @@ def test_fakes_take_symbolic_shapes() -> None:
     """Random calls, whose sizes are all symbols, in one trace each."""
     for spec in anyfuse._REGISTRY.values():
         for seed in range(3):
-            given = clone_with_storage(spec.draw(Draw(seed)).arguments)
+            given = clone_with_storage(spec.samples.draw(Draw(seed)).arguments)
             expected, _ = operators.run(spec, given)
             torch._dynamo.reset()
             compiled = torch.compile(

@@ -50,7 +50,7 @@ def test_eight_threads_call_different_operators_while_the_number_of_threads_chan
     work = []
     for i in range(8):
         spec = SPECS[i % len(SPECS)]
-        sample = list(spec.edges())[-1] if i < len(SPECS) else spec.draw(Draw(i))
+        sample = list(spec.samples.edges())[-1] if i < len(SPECS) else spec.samples.draw(Draw(i))
         expected, _ = operators.run(spec, sample.arguments)
         work.append((spec, sample.arguments, expected))
     problems: list[str] = []
@@ -109,7 +109,7 @@ def test_calls_leak_nothing(name: str) -> None:
     spec = anyfuse._REGISTRY[name]
     arguments = next(
         sample.arguments
-        for sample in map(spec.draw, map(Draw, range(500)))
+        for sample in map(spec.samples.draw, map(Draw, range(500)))
         if 0 < max(tensor.numel() for tensor in operators.tensors_of(list(sample.arguments.values()))) <= 1000
     )
     given = clone_with_storage(arguments)

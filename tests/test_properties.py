@@ -80,7 +80,7 @@ def native_equals_reference(spec: OpSpec, arguments: dict[str, Any], target: str
 @given(seed=SEEDS, target=TARGETS, threads=THREADS)
 def test_valid_calls(name: str, seed: int, target: str, threads: int) -> None:
     spec = anyfuse._REGISTRY[name]
-    sample = spec.draw(Draw(seed))
+    sample = spec.samples.draw(Draw(seed))
     note(sample.label)
     assert native_equals_reference(spec, sample.arguments, target, threads)
 
@@ -161,7 +161,7 @@ def test_calls_with_one_thing_changed(name: str, seed: int, change: str, target:
     """They may still be valid. Either way native and reference agree."""
     spec = anyfuse._REGISTRY[name]
     draw = Draw(seed)
-    arguments = dict(spec.draw(draw).arguments)
+    arguments = dict(spec.samples.draw(draw).arguments)
     if "assume_unique" in arguments:
         arguments["assume_unique"] = False  # a promise that the change may break
     note(str(CHANGES[change](spec, arguments, draw)))
@@ -216,7 +216,7 @@ def samples_with_many_elements(spec: OpSpec) -> Iterator[dict[str, Any]]:
     """A call with tensors and, where the operator takes them, one with lists."""
     seen = set()
     for seed in range(400):
-        arguments = spec.draw(Draw(seed)).arguments
+        arguments = spec.samples.draw(Draw(seed)).arguments
         kinds = any(isinstance(value, list) for value in arguments.values())
         sizes = [tensors[0].numel() for value in arguments.values() if (tensors := operators.tensors_of(value))]
         if kinds not in seen and max(sizes) > 8 and min(sizes) > 0:

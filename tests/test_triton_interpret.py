@@ -60,12 +60,12 @@ def test_fake_gpu_tensors_stay_on_the_gpu() -> None:
 def test_the_reference_of_gpu_tensors_runs_on_copies(spec: OpSpec) -> None:
     """`through_cpu`, here with CPU tensors on both sides: what was written and what was returned comes back."""
     for seed in range(20):
-        sample = spec.draw(Draw(seed))
+        sample = spec.samples.draw(Draw(seed))
         with operators.Recorder() as recorder:
             expected = operators.tensors_of(spec.function(**clone_with_storage(sample.arguments)))
         ((overload, args, _),) = recorder.calls
-        cpu = sys.modules[spec.function.__module__]._cpu
-        got = d.through_cpu(overload._schema, cpu, args)
+        op = sys.modules[spec.function.__module__]
+        got = d.through_cpu(overload, op._cpu, op.Call(*args))
         if spec.in_place:
             given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
             got = [given[name] for name in spec.outputs]

@@ -28,8 +28,8 @@ ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
 
 
 def samples(spec: OpSpec) -> list[Sample]:
-    drawn = [spec.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 45))]
-    return [*drawn, *spec.edges()]
+    drawn = [spec.samples.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 45))]
+    return [*drawn, *spec.samples.edges()]
 
 
 def small(spec: OpSpec, arguments: dict[str, Any]) -> bool:
@@ -43,7 +43,7 @@ def compare(spec: OpSpec, sample: Sample) -> str | None:
         expected = spec.function(**clone_with_storage(sample.arguments))
     ((overload, args, kwargs),) = recorder.calls
     module = import_module(f"anyfuse.triton.{spec.name}")
-    got = module.call(*args, **kwargs)
+    got = module.run(module.Call(*args, **kwargs))
     if spec.in_place:
         given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
         got = [given[name] for name in spec.outputs]
@@ -54,16 +54,9 @@ def has_kernel(spec: OpSpec, sample: Sample) -> bool:
     """False for a call that goes to the CPU: it would be compared with itself."""
     with operators.Recorder() as recorder:
         spec.function(**clone_with_storage(sample.arguments))
-        ((_, args, _),) = recorder.calls
-        if spec.name == "lazy_adam":
-            lazy_adam = import_module("anyfuse.triton.lazy_adam")
-            return lazy_adam.has_kernel(args[1], args[5], args[8:10], lazy_adam.Options(*args[10:]))
-        given = sample.arguments
-        if given.get("stochastic_rounding") is not None:
-            return False
-        moments = operators.tensors_of([given.get(name) for name in ("m", "v")])
-        floats = given.get("s") is not None or any(moment.dtype != torch.uint8 for moment in moments)
-        return not floats or spec.name != "apply_adam_w_quant"
+    ((_, args, kwargs),) = recorder.calls
+    module = import_module(f"anyfuse.triton.{spec.name}")
+    return bool(module.has_kernel(module.Call(*args, **kwargs)))
 
 
 def run(spec: OpSpec) -> dict[str, Any]:
@@ -113,7 +106,7 @@ def found_inf_changes_nothing() -> None:
     before = clone_with_storage(lists)
     for found, changes in ((1.0, False), (0.0, True)):
         arguments = (0.1, 0.9, 0.9, 0.99, 1e-8, 1, True, 0.1, "formula", None, None, torch.tensor([found]), False, None)
-        ema.call(*lists, [torch.tensor([1])], *arguments)
+        ema.run(ema.Call(*lists, [torch.tensor([1])], *arguments))
         assert torch.equal(lists[1][0], before[1][0]) is not changes
 
 
@@ -121,11 +114,12 @@ def ids_beyond_the_table_are_skipped_and_told() -> None:
     from anyfuse.triton import lazy_adam
 
     m, v, var = (torch.zeros(3, 4) for _ in range(3))
-    gradient, ids = torch.ones(3, 4), torch.tensor([1, 0, 2])
+    gradient = torch.ones(3, 4)
     with operators.Recorder() as recorder:
-        anyfuse.lazy_adam_(gradient, ids, m.clone(), v.clone(), var.clone(), 0.1)
+        anyfuse.lazy_adam_(gradient, torch.tensor([1, 0, 2]), m.clone(), v.clone(), var.clone(), 0.1)
     ((_, args, _),) = recorder.calls
-    lazy_adam.call(args[0], [torch.tensor([1, 3, 99])], [m], [v], [var], *args[5:])
+    ids = [torch.tensor([1, 3, 99])]
+    lazy_adam.run(lazy_adam.Call(args[0], ids, [m], [v], [var], *args[5:]))
     assert [bool(row.any()) for row in var] == [False, True, False]
     for told in (True, False):
         try:

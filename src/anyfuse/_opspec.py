@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,14 +66,31 @@ class CaseSpec:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Calls of an operator. `draw` makes a random valid one, `edges` are those worth trying every time (the last of
+    them large enough for several threads), `bad_calls` must be refused, `case` describes a plain one for cases on disk.
+    """
+
+    draw: Callable[[Draw], Sample]
+    edges: Callable[[], Iterable[Sample]]
+    bad_calls: Callable[[], Iterable[BadCall]]
+    case: CaseSpec
+
+
+def samples_of(name: str) -> Samples:
+    """Those of the module of an operator's name; imported when first asked for, so that `import anyfuse` is not longer
+    for them."""
+    samples: Samples = import_module(f"anyfuse.samples.{name}").SAMPLES
+    return samples
+
+
+@dataclass(frozen=True)
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
     `function` is the public call, `schema` its `torch.library` schema, `document` the number of the document that
-    defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `draw` makes a
-    random valid call, `edges` are calls worth trying every time (the last of them large enough for several threads),
-    `bad_calls` what must be refused. `case` describes a plain call for cases on disk, `profiles` what each product
-    takes (None: no product limits it).
+    defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `profiles` is what
+    each product takes (None: no product limits it), `load` gives the samples.
     """
 
     name: str
@@ -80,12 +99,13 @@ class OpSpec:
     document: str
     summary: str
     outputs: tuple[str, ...]
-    draw: Callable[[Draw], Sample]
-    bad_calls: Callable[[], Iterable[BadCall]]
-    edges: Callable[[], Iterable[Sample]] = field(default=tuple)
     in_place: tuple[str, ...] = ()
-    case: CaseSpec | None = None
     profiles: Profiles | None = None
+    load: Callable[[str], Samples] = samples_of
+
+    @cached_property
+    def samples(self) -> Samples:
+        return self.load(self.name)
 
 
 REGISTRY: dict[str, OpSpec] = {}

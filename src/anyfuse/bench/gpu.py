@@ -70,9 +70,9 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def samples(spec: OpSpec, draws: int) -> Iterator[Sample]:
     """Random calls and edges in turn, so that a limit of time leaves some of both."""
-    edges = iter(list(spec.edges()))
+    edges = iter(list(spec.samples.edges()))
     for seed in range(draws):
-        yield spec.draw(Draw(seed))
+        yield spec.samples.draw(Draw(seed))
         edge = next(edges, None)
         if edge is not None:
             yield edge

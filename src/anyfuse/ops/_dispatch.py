@@ -26,15 +26,23 @@ library = torch.library.Library("anyfuse", "DEF")
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
+#: An implementation of an operator: of its record, see `define`.
+Implementation = Callable[[Any], Any]
+
 #: The C API's number of a torch dtype.
 NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)}
 
 
-def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns the fastest way to call it, by position."""
+def define(schema: str, record: type[Any], cpu: Implementation, fake: Implementation) -> Any:
+    """Registers an operator (`"name(Tensor x, ...) -> ..."`) and returns the fastest way to call it, by position.
+
+    `record` is a NamedTuple of the schema's arguments; every implementation of the operator gets one.
+    """
     name = schema.partition("(")[0]
     library.define(schema)
     overload = getattr(torch.ops.anyfuse, name).default
+    if tuple(argument.name for argument in overload._schema.arguments) != record._fields:
+        raise TypeError(f"{name}: {record.__qualname__} has the fields {record._fields}; accepted: those of the schema")
     plain = [i for i, argument in enumerate(overload._schema.arguments) if "Tensor" in str(argument.type)]
     plain = [i for i in plain if "List" not in str(overload._schema.arguments[i].type)]
 
@@ -46,14 +54,14 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
                 arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
         if use_reference():
             arguments_.check_memory_exists(arguments_.tensors(overload, arguments))
-        return cpu(*arguments)
+        return cpu(record(*arguments))
 
     library.impl(name, on_cpu, "CPU")
-    library.impl(name, _on_gpu(name, cpu), "CUDA")
+    library.impl(name, _on_gpu(name, record, cpu), "CUDA")
 
     def traced(*arguments: Any, **named: Any) -> Any:
         arguments_.check_devices(overload, arguments)
-        return fake(*arguments, **named)
+        return fake(record(*arguments, **named))
 
     torch.library.register_fake(f"anyfuse::{name}", traced, lib=library)
 
@@ -69,24 +77,29 @@ def define(schema: str, cpu: Callable[..., Any], fake: Callable[..., Any]) -> An
     return call
 
 
-def _on_gpu(name: str, cpu: Callable[..., Any]) -> Callable[..., Any]:
-    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs."""
+def _on_gpu(name: str, record: type[Any], cpu: Implementation) -> Callable[..., Any]:
+    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs.
 
-    def call(*args: Any) -> Any:
+    A call that its `has_kernel` refuses runs on copies on the CPU.
+    """
+    overload = getattr(torch.ops.anyfuse, name).default
+
+    def call(*arguments: Any) -> Any:
+        call = record(*arguments)
         if use_reference():
-            return through_cpu(getattr(torch.ops.anyfuse, name).default._schema, cpu, args)
+            return through_cpu(overload, cpu, call)
         try:
             module = importlib.import_module(f"anyfuse.triton.{name.rstrip('_')}")
         except ModuleNotFoundError as error:
             raise RuntimeError(f"{name} on a GPU needs {error.name}; install anyfuse[triton]") from error
-        return module.call(*args)
+        return module.run(call) if module.has_kernel(call) else through_cpu(overload, cpu, call)
 
     return call
 
 
-def through_cpu(schema: Any, cpu: Callable[..., Any], args: Sequence[Any]) -> Any:
+def through_cpu(overload: Any, cpu: Implementation, arguments: Any) -> Any:
     """Runs a CPU implementation on copies of a GPU's tensors, and copies what it wrote and what it returns back."""
-    devices = (tensor.device for tensor in _tensors(args))
+    devices = (tensor.device for tensor in _tensors(arguments))
     device = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -102,9 +115,9 @@ def through_cpu(schema: Any, cpu: Callable[..., Any], args: Sequence[Any]) -> An
         empty = torch.empty(0, dtype=value.dtype)
         return empty.set_(storages[key], value.storage_offset(), value.shape, value.stride())
 
-    copies = [copy(value) for value in args]
-    results = cpu(*copies)
-    for argument, given, worked_on in zip(schema.arguments, args, copies, strict=True):
+    copies = [copy(value) for value in arguments]
+    results = cpu(type(arguments)(*copies))
+    for argument, given, worked_on in zip(overload._schema.arguments, arguments, copies, strict=True):
         if argument.alias_info is not None and argument.alias_info.is_write:
             write_back((given, worked_on))
     if isinstance(results, Tensor):
@@ -362,6 +375,17 @@ def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
     if all(map(Tensor.is_contiguous, tensors)):
         return list(tensors)
     return [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+
+
+def with_contiguous(call: Any) -> Any:
+    """The call with contiguous tensors: those given, or copies."""
+    return type(call)(*map(_contiguous, call))
+
+
+def _contiguous(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.contiguous()
+    return list(map(_contiguous, value)) if isinstance(value, list) else value
 
 
 def assign(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:

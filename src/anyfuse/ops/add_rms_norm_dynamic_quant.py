@@ -32,15 +32,14 @@ Rows do not touch each other, and a row of no elements has scale 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
-from .._sampling import Draw
+from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
@@ -51,6 +50,37 @@ SCHEMA = (
     "Tensor? beta, float epsilon, bool output1, bool output2, str y_dtype, str convention) "
     "-> (Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
 )
+
+NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
+
+
+#: y1, y2, x, scale1, scale2
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    x1: Tensor
+    x2: Tensor
+    gamma: Tensor
+    smooth_scale1: Tensor | None
+    smooth_scale2: Tensor | None
+    beta: Tensor | None
+    epsilon: float
+    output1: bool
+    output2: bool
+    y_dtype: str
+    convention: str
+
+    @property
+    def weights(self) -> tuple[Tensor | None, ...]:
+        return self.gamma, self.smooth_scale1, self.smooth_scale2, self.beta
+
+    @property
+    def outputs(self) -> tuple[bool, bool]:
+        return self.output1, self.output2
+
 
 #: Accepted y_dtype and its name in the schema and the C API.
 Y_NAMES: dict[Any, str] = {
@@ -156,9 +186,6 @@ def add_rms_norm_dynamic_quant(
     return _op(*arguments)
 
 
-NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
-
-
 def require_kinds(x1: Any, x2: Any, weights: tuple[Any, ...], epsilon: Any) -> None:
     """Refuses what the dispatcher would refuse without telling the argument's name."""
     for name, value in (("x1", x1), ("x2", x2)):
@@ -203,18 +230,9 @@ def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -
     return first, second
 
 
-def check(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    outputs: tuple[bool, bool],
-    y_dtype: str,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    x1, x2, epsilon = call.x1, call.x2, call.epsilon
     dtype, shape = x1.dtype, x1.shape
     d.require_tensor("x1", x1, d.FLOATS)
     if x2.dtype != dtype:
@@ -222,7 +240,7 @@ def check(
     d.require(len(shape) > 0, "x1 has shape (); accepted: at least one dimension")
     d.require_shape("x2", x2, shape, "x1")
     cols = shape[-1]
-    for name, weight in zip(NAMES, (gamma, smooth_scale1, smooth_scale2, beta), strict=True):
+    for name, weight in zip(NAMES, call.weights, strict=True):
         if weight is None:
             continue
         if weight.dtype != dtype and weight.dtype != torch.float32:
@@ -231,14 +249,13 @@ def check(
             raise ValueError(f"{name} has shape {tuple(weight.shape)}; accepted: ({cols},), x1's last dimension")
     if not epsilon >= 0:
         raise ValueError(f"epsilon is {epsilon}; accepted: 0 or more")
-    if y_dtype == "int4" and cols % 2:
+    if call.y_dtype == "int4" and cols % 2:
         raise ValueError(f"x1 has shape {tuple(shape)}; accepted for int4: an even last dimension")
     if restricted():
-        unmasked = (True, smooth_scale1 is not None and smooth_scale2 is not None)
-        PROFILES.check(
-            x1=x1, gamma=gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta,
-            epsilon=epsilon, output_mask=None if outputs == unmasked else outputs, y_dtype=y_dtype,
-        )  # fmt: skip
+        unmasked = (True, call.smooth_scale1 is not None and call.smooth_scale2 is not None)
+        mask = None if call.outputs == unmasked else call.outputs
+        weights = dict(zip(NAMES, call.weights, strict=True))
+        PROFILES.check(x1=x1, epsilon=epsilon, output_mask=mask, y_dtype=call.y_dtype, **weights)
 
 
 # ---- reference ----
@@ -256,7 +273,7 @@ def reference(
     outputs: tuple[bool, bool],
     y_dtype: str,
     convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Results:
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
     x = d.real(x1) + d.real(x2)
     mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
@@ -349,11 +366,12 @@ _native = _core.function("add_rms_norm_dynamic_quant", Params)
 number = d.NUMBERS
 
 
-def _outputs(x1: Tensor, output1: bool, output2: bool, y_dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _outputs(call: Call) -> Results:
     """Uninitialized results, those that are not produced with shape (0,).
 
     Where a tensor of the same shape is at hand, `empty_like` takes half the time of a shape.
     """
+    x1, y_dtype, output1 = call.x1, call.y_dtype, call.output1
     carrier = CARRIERS[y_dtype]
     lead = list(x1.shape[:-1])
     x = torch.empty_like(x1, memory_format=torch.contiguous_format)
@@ -362,32 +380,21 @@ def _outputs(x1: Tensor, output1: bool, output2: bool, y_dtype: str) -> tuple[Te
     else:
         y = torch.empty_like(x, dtype=carrier)
     scale = x1.new_empty(lead, dtype=torch.float32)
-    if output1 and output2:
+    if output1 and call.output2:
         return y, torch.empty_like(y), x, scale, torch.empty_like(scale)
     no_y, no_scale = x1.new_empty(0, dtype=carrier), x1.new_empty(0, dtype=torch.float32)
     return (y, no_y, x, scale, no_scale) if output1 else (no_y, y, x, no_scale, scale)
 
 
-def _cpu(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    output1: bool,
-    output2: bool,
-    y_dtype: str,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
+def _cpu(call: Call) -> Results:
+    check(call)
+    x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, output1, output2, y_dtype, convention = call
     if use_reference():
         return reference(
             x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
-            outputs=(output1, output2), y_dtype=y_dtype, convention=convention,
+            outputs=call.outputs, y_dtype=y_dtype, convention=convention,
         )  # fmt: skip
-    y1, y2, x, scale1, scale2 = results = _outputs(x1, output1, output2, y_dtype)
+    y1, y2, x, scale1, scale2 = results = _outputs(call)
     # Copies are kept by these names until the call is over.
     x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
     smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
@@ -417,31 +424,19 @@ def _number(weight: Tensor | None) -> int:
     return 0 if weight is None else number[weight.dtype]
 
 
-def _fake(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    output1: bool,
-    output2: bool,
-    y_dtype: str,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
-    return _outputs(x1, output1, output2, y_dtype)
+def _fake(call: Call) -> Results:
+    check(call)
+    return _outputs(call)
 
 
-_op = d.define(SCHEMA, _cpu, _fake)
+_op = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 class _WithGradient(torch.autograd.Function):
     """The call when an input requires a gradient. Apart from `_op`, so that the others do not pay for it."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def forward(*arguments: Any) -> Results:
         return _op(*arguments)
 
     @staticmethod
@@ -455,150 +450,6 @@ class _WithGradient(torch.autograd.Function):
         return gradient, gradient, *(None,) * 9
 
 
-# ---- samples ----
-
-MASKS = (None, (), (True, True), (True, False), (False, True))
-
-
-def _weights(draw: Draw, cols: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """gamma, and some of the optional weights, in x's dtype or float32, together or each for itself."""
-    common = draw.choice((dtype, dtype, torch.float32, None))
-    weights = {}
-    for name, probability in (("gamma", 1.0), ("beta", 0.4), ("smooth_scale1", 0.5), ("smooth_scale2", 0.5)):
-        if draw.chance(probability):
-            weight = draw.normal((cols,), common or draw.choice((dtype, torch.float32)), draw.choice((1.0, 1.0, 100.0)))
-            if draw.chance(0.08):
-                weight = draw.special(weight)
-            weights[name] = draw.view(weight, writable=False)
-    return weights
-
-
-def _mask(draw: Draw, smooth1: bool, smooth2: bool) -> Any:
-    """A mask that goes with the smooth scales."""
-    fitting = []
-    for mask in MASKS:
-        first, second = mask or (True, smooth1 and smooth2)
-        if (first or not smooth1) and (second or not smooth2):
-            fitting.append(mask)
-    return draw.choice(fitting)
-
-
-def draw(draw: Draw) -> Sample:
-    dtype, y_dtype = draw.choice(d.FLOATS), draw.choice(tuple(Y_NAMES))
-    cols = draw.size() if draw.chance(0.98) else draw.choice((16383, 16384, 16385, 16448, 40001))
-    cols += cols % 2 if y_dtype == "int4" else 0
-    rows = draw.choice((0, 1, 2, 3, 5, 6, 8, 16)) if cols < 10000 else draw.choice((1, 2))
-    shape = (*draw.shape(rows, max_dims=7), cols) if draw.chance(0.9) else (cols,)
-    scale = draw.choice((1.0, 1.0, 1.0, 1e-3, 30.0, 1e-20 if dtype != torch.float16 else 1e-6))
-    x1, x2 = draw.normal(shape, dtype, scale), draw.normal(shape, dtype, scale)
-    if draw.chance(0.15):
-        x1 = draw.special(x1)
-    if draw.chance(0.1):
-        x2 = draw.special(x2)
-    if draw.chance(0.15) and x1.numel():
-        flat = x2.view(-1, cols)
-        row = draw.integer(0, flat.shape[0])
-        flat[row] = -x1.view(-1, cols)[row]
-    arguments: dict[str, Any] = {
-        "x1": draw.view(x1, writable=False),
-        "x2": draw.view(x2, writable=False),
-        **_weights(draw, cols, dtype),
-    }
-    arguments["output_mask"] = _mask(draw, "smooth_scale1" in arguments, "smooth_scale2" in arguments)
-    arguments["epsilon"] = draw.choice((1e-6, 1e-6, 1e-5, 1e-3, 1.0, 0.0))
-    arguments["y_dtype"] = y_dtype
-    arguments["convention"] = draw.choice(("formula", "device"))
-    given = [name for name in arguments if name not in ("x1", "x2")]
-    return Sample(f"shape={shape} dtype={dtype} y_dtype={y_dtype} {given}", arguments)
-
-
-def case_inputs(
-    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    d.require(len(shape) > 0, "shape is (); accepted: at least one size")
-    rows = {name: draw.normal(shape, dtype) for name in ("x1", "x2")}
-    weights = {name: draw.normal(shape[-1:], dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
-    return {**rows, **weights}
-
-
-def case_encodings(attributes: Mapping[str, Any]) -> dict[str, str]:
-    y_dtype = attributes["y_dtype"]
-    return dict.fromkeys(("y1", "y2"), y_dtype) if isinstance(y_dtype, str) else {}
-
-
-def edges() -> Iterable[Sample]:
-    rows = Draw(4)
-    for y_dtype in Y_NAMES:
-        for convention in ("formula", "device"):
-            x1, x2, gamma, smooth1, smooth2 = (
-                rows.normal(shape, torch.bfloat16) for shape in ((3, 128), (3, 128), (128,), (128,), (128,))
-            )
-            x2[1] = -x1[1]
-            arguments = {"x1": x1, "x2": x2, "gamma": gamma, "smooth_scale1": smooth1, "smooth_scale2": smooth2}
-            options = {"y_dtype": y_dtype, "convention": convention}
-            yield Sample(f"a zero row, {y_dtype}, {convention}", {**arguments, **options})
-    for shape in ((0,), (0, 8), (3, 0), (2, 0, 4), (1,), (1, 1)):
-        empty = torch.ones(shape)
-        yield Sample(f"shape {shape}", {"x1": empty, "x2": empty, "gamma": torch.ones(shape[-1])})
-    for cols in (1, 63, 64, 65, 16384, 16385, 40000):
-        x1, x2, gamma = (rows.normal(shape, torch.float16) for shape in ((2, cols), (2, cols), (cols,)))
-        mask = (True, True)
-        yield Sample(f"{cols} columns", {"x1": x1, "x2": x2, "gamma": gamma, "output_mask": mask})
-    for dtype in d.FLOATS:
-        x1, x2 = rows.normal((301, 520), dtype), rows.normal((301, 520), dtype)
-        weights = {name: rows.normal((520,), dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
-        yield Sample(f"many rows of {dtype}", {"x1": x1, "x2": x2, **weights})
-
-
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        arguments = {"x1": torch.ones(3, 6), "x2": torch.ones(3, 6), "gamma": torch.ones(6)}
-        return {**arguments, **changes}
-
-    smooth = torch.ones(6)
-    double = torch.float64
-    for name in ("x1", "x2"):
-        yield BadCall(f"{name} of dtype float64", call(**{name: torch.ones(3, 6, dtype=double)}), TypeError, name)
-    yield BadCall("both of dtype int8", call(x1=torch.ones(3, 6).to(torch.int8)), TypeError, "x1")
-    yield BadCall("x2 of another dtype", call(x2=torch.ones(3, 6, dtype=torch.float16)), TypeError, "x2")
-    yield BadCall("x2 of another shape", call(x2=torch.ones(6, 3)), ValueError, "x2")
-    yield BadCall("x2 to be broadcast", call(x2=torch.ones(6)), ValueError, "x2")
-    yield BadCall("0-dim tensors", call(x1=torch.ones(()), x2=torch.ones(())), ValueError, "x1")
-    for name in ("gamma", "smooth_scale1", "beta"):
-        for error, value in (
-            (TypeError, torch.ones(6, dtype=double)),
-            (TypeError, torch.ones(6, dtype=torch.bfloat16)),
-            (TypeError, [1.0] * 6),
-            (ValueError, torch.ones(5)),
-            (ValueError, torch.ones(1, 6)),
-            (ValueError, torch.ones(())),
-        ):
-            what = tuple(value.shape) if isinstance(value, Tensor) else "a list"
-            yield BadCall(f"{name}: {what}, {error.__name__}", call(**{name: value}), error, name)
-    both = {"smooth_scale1": smooth, "smooth_scale2": torch.ones(7)}
-    yield BadCall("smooth_scale2 too long", call(**both), ValueError, "smooth_scale2")
-    yield BadCall("x1 no tensor", call(x1=[[1.0] * 6]), TypeError, "x1")
-    yield BadCall("only smooth_scale2", call(smooth_scale2=smooth), ValueError, "smooth_scale2")
-    yield BadCall("an empty mask", call(smooth_scale2=smooth, output_mask=[]), ValueError, "smooth_scale2")
-    for mask in ((True,), (True, True, False)):
-        yield BadCall(f"mask {mask}", call(output_mask=mask), ValueError, "output_mask")
-    for unknown in ((1, 0), "TF", (None, True), True):
-        yield BadCall(f"mask {unknown}", call(output_mask=unknown), TypeError, "output_mask")
-    yield BadCall("no output", call(output_mask=(False, False)), ValueError, "output_mask")
-    masked = {"smooth_scale1": smooth, "output_mask": (False, True)}
-    yield BadCall("smooth_scale1 masked out", call(**masked), ValueError, "output_mask")
-    masked = {"smooth_scale2": smooth, "output_mask": (True, False)}
-    yield BadCall("smooth_scale2 masked out", call(**masked), ValueError, "output_mask")
-    for epsilon in (-1e-6, float("nan")):
-        yield BadCall(f"epsilon {epsilon}", call(epsilon=epsilon), ValueError, "epsilon")
-    yield BadCall("epsilon no number", call(epsilon="1e-6"), TypeError, "epsilon")
-    for y_dtype in (torch.int32, torch.float16, "int5", "int8", None, 2):
-        yield BadCall(f"y_dtype {y_dtype}", call(y_dtype=y_dtype), TypeError, "y_dtype")
-    odd = {"x1": torch.ones(3, 7), "x2": torch.ones(3, 7), "gamma": torch.ones(7)}
-    yield BadCall("int4, odd last dimension", {**odd, "y_dtype": "int4"}, ValueError, "x1")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-
-
 register(
     OpSpec(
         name="add_rms_norm_dynamic_quant",
@@ -607,15 +458,6 @@ register(
         document="003",
         summary="residual add, RMSNorm and one or two row-wise quantizations in one pass",
         outputs=("y1", "y2", "x", "scale1", "scale2"),
-        draw=draw,
-        bad_calls=bad_calls,
-        edges=edges,
-        case=CaseSpec(
-            inputs=case_inputs,
-            sizes=(64, 512),
-            dtypes=(torch.float16, torch.bfloat16, torch.float32),
-            encodings=case_encodings,
-        ),
         profiles=PROFILES,
     )
 )

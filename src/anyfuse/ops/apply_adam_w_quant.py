@@ -32,17 +32,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
-from .._sampling import Draw
+from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from ..formats import codebook
@@ -56,6 +55,47 @@ SCHEMA = (
     "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize, Tensor(f!)[] s, "
     "float ema_decay, int[]? stochastic_rounding) -> ()"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    var: list[Tensor]
+    grad: list[Tensor]
+    m: list[Tensor]
+    v: list[Tensor]
+    qmap_m: Tensor
+    qmap_v: Tensor
+    absmax_m: list[Tensor]
+    absmax_v: list[Tensor]
+    step: list[Tensor]
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+    eps: float
+    gnorm_scale: float
+    block_size: int
+    convention: str
+    skip_nonfinite: bool
+    nonzero_v: bool
+    lr_tensor: Tensor | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    maximize: bool
+    s: list[Tensor]
+    ema_decay: float
+    stochastic_rounding: list[int] | None
+
+    @property
+    def updated(self) -> tuple[list[Tensor], ...]:
+        return self.var, self.m, self.v, self.absmax_m, self.absmax_v, self.s
+
+    def check_memory(self) -> None:
+        """Refuses in-place tensors that share an element with another argument."""
+        in_place = zip(("var", "m", "v", "absmax_m", "absmax_v", "s"), self.updated, strict=True)
+        d.check_memory(in_place, (("grad", self.grad), ("qmap_m", [self.qmap_m]), ("qmap_v", [self.qmap_v])))
+
 
 #: What moments are kept in: codes, or themselves.
 STATES = (torch.uint8, torch.float32)
@@ -193,54 +233,32 @@ def apply_adam_w_quant_(
     return var, m, v, absmax_m, absmax_v
 
 
-def check(
-    var: Sequence[Tensor],
-    grad: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: Sequence[Tensor],
-    absmax_v: Sequence[Tensor],
-    step: Sequence[Tensor],
-    block_size: int,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: Sequence[Tensor],
-    stochastic_rounding: Sequence[int] | None,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    var, m, v, block_size = call.var, call.m, call.v, call.block_size
     codebook.check_block_size(block_size)
     shapes = d.shapes_of(var)
-    for name, floats in (("var", var), ("grad", grad)):
+    for name, floats in (("var", var), ("grad", call.grad)):
         d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
     for name, moments in (("m", m), ("v", v)):
         d.check_tensor_list(name, moments, STATES, shapes, "var")
     scales = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
     if any(moment.dtype != torch.uint8 for moment in (*m, *v)):
         scales = _shapes_of_scales(m, v, scales)
-    for name, absmax in (("absmax_m", absmax_m), ("absmax_v", absmax_v)):
+    for name, absmax in (("absmax_m", call.absmax_m), ("absmax_v", call.absmax_v)):
         d.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
-    for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
+    for name, qmap in (("qmap_m", call.qmap_m), ("qmap_v", call.qmap_v)):
         d.require_tensor(name, qmap, (torch.float32,))
         d.require_shape(name, qmap, (256,), "a value for each code")
-    d.check_steps(step, len(var))
-    d.check_scalar("lr", lr)
-    d.check_scalar("grad_scale", grad_scale)
-    d.check_scalar("found_inf", found_inf)
-    if s:
-        d.check_tensor_list("s", s, d.FLOATS, d.shapes_of(var), "var")
-    seeds_of(stochastic_rounding, len(var))
+    d.check_steps(call.step, len(var))
+    d.check_scalar("lr", call.lr_tensor)
+    d.check_scalar("grad_scale", call.grad_scale)
+    d.check_scalar("found_inf", call.found_inf)
+    if call.s:
+        d.check_tensor_list("s", call.s, d.FLOATS, shapes, "var")
+    seeds_of(call.stochastic_rounding, len(var))
     if restricted():
-        PROFILES.check(
-            var=var, grad=grad, m=m, step=step, block_size=block_size, skip_nonfinite=skip_nonfinite,
-            nonzero_v=nonzero_v, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, s=s or None,
-            stochastic_rounding=stochastic_rounding,
-        )  # fmt: skip
+        PROFILES.check(**call._asdict())
 
 
 def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tuple[int]]) -> list[tuple[int]]:
@@ -437,62 +455,31 @@ class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
 _native = _core.function("apply_adam_w_quant", Params)
 
 
-def _cpu(
-    var: list[Tensor],
-    grad: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: list[Tensor],
-    absmax_v: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: list[Tensor],
-    ema_decay: float,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
-    )  # fmt: skip
-    in_place = [("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v), ("s", s)]
-    d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
-    qmap_m, qmap_v = d.contiguous((qmap_m, qmap_v))
-    steps = d.step_values(step, len(var))
-    check_values(qmap_m, qmap_v, steps, convention)
-    if found_inf is not None and float(found_inf) != 0.0:
+def _cpu(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    qmap_m, qmap_v = d.contiguous((call.qmap_m, call.qmap_v))
+    steps = d.step_values(call.step, len(call.var))
+    check_values(qmap_m, qmap_v, steps, call.convention)
+    if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
-    lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = d.grad_scale_value(grad_scale)
-    worked_on = [d.contiguous(tensors) for _, tensors in in_place]
-    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on
-    seeds = stochastic_rounding or [0] * len(var)
+    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
+    scale = d.grad_scale_value(call.grad_scale)
+    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
+    seeds = call.stochastic_rounding or [0] * len(var_)
     if use_reference():
         for i, now in enumerate(steps):
             results = reference(
-                var_[i], grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
-                lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, gnorm_scale=gnorm_scale,
-                block_size=block_size, convention=convention, skip_nonfinite=skip_nonfinite, nonzero_v=nonzero_v,
-                unscale=_quotient(-1.0 if maximize else 1.0, scale), s=s_[i] if s else None, ema_decay=ema_decay,
-                seed=seeds[i] if stochastic_rounding else None,
+                var_[i], call.grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
+                lr=lr, beta1=call.beta1, beta2=call.beta2, weight_decay=call.weight_decay, eps=call.eps,
+                gnorm_scale=call.gnorm_scale, block_size=call.block_size, convention=call.convention,
+                skip_nonfinite=call.skip_nonfinite, nonzero_v=call.nonzero_v,
+                unscale=_quotient(-1.0 if call.maximize else 1.0, scale), s=s_[i] if s_ else None,
+                ema_decay=call.ema_decay, seed=seeds[i] if call.stochastic_rounding else None,
             )  # fmt: skip
             d.assign([tensors[i] for tensors in worked_on if tensors], results)
     else:
-        grad_ = d.contiguous(grad)  # kept until the call is over
+        grad_ = d.contiguous(call.grad)  # kept until the call is over
         rows = _core.array(
             Row,
             list(
@@ -502,11 +489,11 @@ def _cpu(
                     steps,
                     d.dtype_numbers(grad_),
                     d.dtype_numbers(var_),
-                    map(Tensor.data_ptr, s_) if s else repeat(0, len(var)),
-                    d.dtype_numbers(s_) if s else repeat(0, len(var)),
-                    (8 if moment.dtype == torch.uint8 else 32 for moment in m),
+                    map(Tensor.data_ptr, s_) if s_ else repeat(0, len(var_)),
+                    d.dtype_numbers(s_) if s_ else repeat(0, len(var_)),
+                    (8 if moment.dtype == torch.uint8 else 32 for moment in m_),
                     seeds,
-                    repeat(0, len(var)),
+                    repeat(0, len(var_)),
                     strict=True,
                 )
             ),
@@ -514,261 +501,16 @@ def _cpu(
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                qmap_m.data_ptr(), qmap_v.data_ptr(), block_size,
-                lr, beta1, beta2, weight_decay, eps, gnorm_scale, scale,
-                _core.CONVENTIONS[convention], maximize, skip_nonfinite, nonzero_v, torch.get_num_threads(),
-                bool(stochastic_rounding), ema_decay,
+                qmap_m.data_ptr(), qmap_v.data_ptr(), call.block_size,
+                lr, call.beta1, call.beta2, call.weight_decay, call.eps, call.gnorm_scale, scale,
+                _core.CONVENTIONS[call.convention], call.maximize, call.skip_nonfinite, call.nonzero_v,
+                torch.get_num_threads(), bool(call.stochastic_rounding), call.ema_decay,
             )
         )  # fmt: skip
-    d.write_back(*((tensors, used) for (_, tensors), used in zip(in_place, worked_on, strict=True)))
+    d.write_back(*zip(call.updated, worked_on, strict=True))
 
 
-def _fake(
-    var: list[Tensor],
-    grad: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: list[Tensor],
-    absmax_v: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: list[Tensor],
-    ema_decay: float,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
-    )  # fmt: skip
-
-
-_op = d.define(SCHEMA, _cpu, _fake)
-
-
-# ---- samples ----
-
-
-def _random_map(draw: Draw) -> Tensor:
-    """Maps that a table encodes, and maps that it cannot: dense, with equal entries, short of 1, one-sided."""
-    kind = draw.choice(("dynamic", "linear", "random", "equal", "dense", "short", "negative", "steps"))
-    if kind in ("dynamic", "linear"):
-        return codebook.create_codebook(kind, signed=draw.chance(0.5))
-    values = draw.normal((256,)) / 3.0
-    if kind == "equal":
-        values = (values * 8.0).round() / 8.0
-    elif kind == "dense":
-        values[:200] = values[0] * (1.0 + draw.normal((200,), scale=1e-6))
-    elif kind == "short":
-        values = values * draw.choice((1e-3, 1e-7, 1e-30))
-    elif kind == "negative":
-        values = -values.abs()
-    elif kind == "steps":
-        values = (values * 128.0).round() / 128.0 + draw.choice((0.0, 1e-4))
-    return values.sort().values
-
-
-def draw(draw: Draw) -> Sample:
-    dtype = draw.choice(d.FLOATS)
-    mixed = draw.chance(0.2)
-    block_size = draw.choice(codebook.BLOCK_SIZES)
-    lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v s".split()}
-    count = draw.choice((1, 1, 1, 2, 5))
-    ema = draw.chance(0.4)
-    for _ in range(count):
-        shape = draw.shape()
-        blocks = -(-math.prod(shape) // block_size)
-        made = {
-            "var": draw.normal(shape, dtype),
-            "grad": draw.normal(shape, draw.choice(d.FLOATS) if mixed else dtype, draw.choice((1.0, 1e-3, 0.0))),
-            "m": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
-            "v": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
-            "absmax_m": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-6, 0.0)),
-            "absmax_v": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-12, 0.0)),
-        }
-        if draw.chance(0.25):
-            made |= {"m": draw.normal(shape), "v": draw.normal(shape).abs()}
-            made |= {"absmax_m": torch.zeros(0), "absmax_v": torch.zeros(0)}
-        if ema:
-            made["s"] = draw.normal(shape, draw.choice(d.FLOATS))
-        for name, tensor in made.items():
-            if tensor.is_floating_point() and draw.chance(0.1):
-                tensor = draw.special(tensor)
-            lists[name].append(draw.view(tensor, writable=name != "grad"))
-    one = count == 1 and draw.chance(0.8)
-    convention = draw.choice(("formula", "device"))
-    steps: list[Any] = [draw.choice((1, 2, 7, 1000, 10**6)) for _ in range(count)]
-    if draw.chance(0.5):
-        steps = [torch.tensor([value]) for value in steps]
-    lr = draw.choice((1e-3, 0.1, 1.0, 0.0))
-    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in lists.items() if group}
-    arguments |= {
-        "qmap_m": draw.view(_random_map(draw)),
-        "qmap_v": draw.view(_random_map(draw)),
-        "step": steps if not one and draw.chance(0.5) else steps[0],
-        "lr": torch.tensor([lr], dtype=torch.float64) if draw.chance(0.1) else lr,
-        "beta1": draw.choice((0.9, 0.5, 0.0)),
-        "beta2": draw.choice((0.999, 0.99, 0.9999)),
-        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
-        "eps": draw.choice((1e-8, 1e-3, 0.0)),
-        "gnorm_scale": draw.choice((1.0, 1.0, 0.37)),
-        "quant_mode": draw.choice((None, "BLOCKWISE")),
-        "block_size": block_size,
-        "convention": convention,
-        "skip_nonfinite": draw.chance(0.3),
-        "nonzero_v": draw.chance(0.3),
-        "maximize": draw.chance(0.2),
-        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
-        "found_inf": torch.tensor([float(draw.chance(0.3))]) if draw.chance(0.1) else None,
-        "ema_decay": draw.choice((0.9999, 0.9, 0.0, 1.0)),
-        "stochastic_rounding": draw.choice((None, None, 0, 7, 2**32 - 1)),
-    }
-    arguments.setdefault("s", None)
-    shapes = [tuple(tensor.shape) for tensor in lists["var"]]
-    return Sample(f"shapes={shapes} dtype={dtype} block_size={block_size}", arguments)
-
-
-def case_inputs(
-    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """A state that a few steps could have left: the codes of moments that belong together."""
-    block_size = attributes["block_size"]
-    codebook.check_block_size(block_size)
-    qmap_m, qmap_v = (codebook.create_codebook("dynamic", signed=signed) for signed in (True, False))
-    moment = draw.normal(shape, scale=0.1)
-    square = moment.square() + draw.normal(shape, scale=0.01).abs()
-    m, absmax_m = codebook.quantize_blockwise(moment, qmap_m, block_size)
-    v, absmax_v = codebook.quantize_blockwise(square, qmap_v, block_size, nonzero=True)
-    return {
-        "var": draw.normal(shape, dtype),
-        "grad": draw.normal(shape, dtype, scale=0.1),
-        "m": m,
-        "v": v,
-        "qmap_m": qmap_m,
-        "qmap_v": qmap_v,
-        "absmax_m": absmax_m,
-        "absmax_v": absmax_v,
-        "step": torch.tensor([10]),
-        "lr": torch.tensor([1e-3]),
-        "grad_scale": torch.tensor([1024.0]),
-        "found_inf": torch.zeros(1),
-    }
-
-
-def edges() -> Iterable[Sample]:
-    """Every size around a vector, a block and a piece of the parallel loop, and a list of all of them."""
-    source = Draw(0)
-    sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
-    maps = {f"qmap_{x}": codebook.create_codebook("dynamic", signed=x == "m") for x in "mv"}
-    for dtype in d.FLOATS:
-        for block_size in (64, 256, 2048):
-            lists = {
-                "var": [source.normal((size,), dtype) for size in sizes],
-                "grad": [source.normal((size,), dtype) for size in sizes],
-                "m": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
-                "v": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
-                "absmax_m": [source.normal((-(-size // block_size),)).abs() for size in sizes],
-                "absmax_v": [source.normal((-(-size // block_size),)).abs() for size in sizes],
-                "s": [source.normal((size,), dtype) for size in sizes],
-            }
-            common = {**maps, "lr": 1e-3, "weight_decay": 0.01, "block_size": block_size}
-            label = f"{dtype}, blocks of {block_size}"
-            yield Sample(f"{label}, list", {**lists, **common, "step": list(range(1, len(sizes) + 1))})
-            floats = {name: [source.normal((size,)).abs() for size in sizes] for name in "mv"}
-            floats |= {f"absmax_{name}": [torch.zeros(0)] * len(sizes) for name in "mv"}
-            yield Sample(f"{label}, fp32 state", {**lists, **floats, **common, "step": 2, "stochastic_rounding": 3})
-        largest = {name: group[-1] for name, group in lists.items()}
-        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3, "stochastic_rounding": 9})
-
-
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        tensors = {
-            "var": torch.ones(3, 100),
-            "grad": torch.ones(3, 100),
-            "m": torch.zeros(3, 100, dtype=torch.uint8),
-            "v": torch.zeros(3, 100, dtype=torch.uint8),
-            "qmap_m": codebook.create_codebook("linear"),
-            "qmap_v": codebook.create_codebook("linear", signed=False),
-            "absmax_m": torch.ones(2),
-            "absmax_v": torch.ones(2),
-        }
-        return {**tensors, "step": 1, "lr": 0.1, **changes}
-
-    for name in ("var", "grad"):
-        for dtype in (torch.float64, torch.int8):
-            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
-    for name in ("m", "v"):
-        for dtype in (torch.float32, torch.int8):
-            yield BadCall(
-                f"{name} of {dtype}",
-                call(**{name: torch.ones(3, 100, dtype=dtype)}),
-                TypeError,
-                "v has" if dtype == torch.float32 else name,
-            )
-        turned = torch.zeros(100, 3, dtype=torch.uint8)
-        yield BadCall(f"{name} of another shape", call(**{name: turned}), ValueError, name)
-    yield BadCall("grad of another shape", call(grad=torch.ones(100, 3)), ValueError, "grad")
-    floats = {"m": torch.zeros(3, 100), "v": torch.zeros(3, 100)}
-    yield BadCall("scales of moments in float32", call(**floats), ValueError, "absmax_m")
-    yield BadCall("s of float64", call(s=torch.ones(3, 100, dtype=torch.float64)), TypeError, "s has dtype")
-    yield BadCall("s of another shape", call(s=torch.ones(100, 3)), ValueError, "s has shape")
-    yield BadCall("s a list", call(s=[torch.ones(3, 100)]), TypeError, "s is a")
-    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
-    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
-    for name in ("absmax_m", "absmax_v"):
-        yield BadCall(f"{name} of float16", call(**{name: torch.ones(2, dtype=torch.float16)}), TypeError, name)
-        for shape in ((1,), (3,), (2, 1)):
-            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.ones(shape)}), ValueError, name)
-    for name in ("qmap_m", "qmap_v"):
-        linear = codebook.create_codebook("linear")
-        yield BadCall(f"{name} of float64", call(**{name: linear.double()}), TypeError, name)
-        for shape in ((255,), (1, 256)):
-            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.zeros(shape)}), ValueError, name)
-        yield BadCall(f"{name} falling", call(**{name: linear.flip(0)}), ValueError, name)
-        for value in (float("nan"), float("inf")):
-            odd = linear.clone()
-            odd[-1] = value
-            yield BadCall(f"{name} with {value}", call(**{name: odd}), ValueError, name)
-    for name in ("grad", "m", "v", "absmax_m", "absmax_v"):
-        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
-        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 100)]}), TypeError, name)
-    lists = {
-        name: [value] for name, value in call().items() if isinstance(value, Tensor) and not name.startswith("qmap")
-    }
-    yield BadCall("lists of different lengths", call(**{**lists, "v": lists["v"] * 2}), ValueError, "v")
-    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
-    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
-    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
-    yield BadCall("step 0", call(step=0, convention="formula"), ValueError, "step")
-    yield BadCall("step -1 on the device", call(step=-1, convention="device"), ValueError, "step")
-    for size in (0, -1, 3, 32, 4096, 2**64, "256", 256.0):
-        yield BadCall(f"block_size {size!r}", call(block_size=size), ValueError, "block_size")
-    yield BadCall("quant_mode", call(quant_mode="TENSORWISE"), ValueError, "quant_mode")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-    yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
-    yield BadCall("grad_scale of int64", call(grad_scale=torch.tensor([2])), TypeError, "grad_scale")
-    yield BadCall("found_inf of two elements", call(found_inf=torch.ones(2)), ValueError, "found_inf")
-    codes, scales, ones = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
-    yield BadCall("m is v", call(m=codes, v=codes), ValueError, "shares memory")
-    yield BadCall("absmax_m is absmax_v", call(absmax_m=scales, absmax_v=scales), ValueError, "shares memory")
-    yield BadCall("grad is var", call(grad=ones, var=ones), ValueError, "shares memory")
-    yield BadCall("expanded m", call(m=torch.zeros(1, 100, dtype=torch.uint8).expand(3, 100)), ValueError, "m has")
-    yield BadCall("s is var", call(s=ones, var=ones), ValueError, "shares memory")
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 register(
@@ -780,10 +522,6 @@ register(
         summary="AdamW with 8-bit moments, scaled block by block",
         in_place=("var", "m", "v", "absmax_m", "absmax_v", "s"),
         outputs=("var", "m", "v", "absmax_m", "absmax_v"),
-        draw=draw,
-        edges=edges,
-        bad_calls=bad_calls,
-        case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS),
         profiles=PROFILES,
     )
 )

@@ -16,15 +16,14 @@ Tensors of 16 bits are widened at the load and rounded once at the store; m', v'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
-from .._sampling import Draw
+from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
@@ -36,6 +35,40 @@ SCHEMA = (
     "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
     "Tensor? found_inf, bool maximize, int[]? stochastic_rounding) -> ()"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    grad: list[Tensor]
+    var: list[Tensor]
+    m: list[Tensor]
+    v: list[Tensor]
+    s: list[Tensor]
+    step: list[Tensor]
+    lr: float
+    ema_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    adam_mode: int
+    bias_correction: bool
+    weight_decay: float
+    convention: str
+    lr_tensor: Tensor | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    maximize: bool
+    stochastic_rounding: list[int] | None
+
+    @property
+    def updated(self) -> tuple[list[Tensor], ...]:
+        return self.var, self.m, self.v, self.s
+
+    def check_memory(self) -> None:
+        """Refuses in-place tensors that share an element with another argument."""
+        d.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
+
 
 PROFILES = Profiles(
     "apply_fused_ema_adamw",
@@ -132,33 +165,18 @@ def apply_fused_ema_adamw_(
     return var, m, v, s
 
 
-def check(
-    grad: Sequence[Tensor],
-    var: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    s: Sequence[Tensor],
-    step: Sequence[Tensor],
-    mode: int,
-    lr: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: Sequence[int] | None,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
+    mode, count = call.adam_mode, len(call.var)
     d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
-    d.check_tensor_lists({"var": var, "grad": grad, "m": m, "v": v, "s": s}, d.FLOATS)
-    d.check_steps(step, len(var))
-    d.check_scalar("lr", lr)
-    d.check_scalar("grad_scale", grad_scale)
-    d.check_scalar("found_inf", found_inf)
-    seeds_of(stochastic_rounding, len(var))
+    d.check_tensor_lists({name: getattr(call, name) for name in ("var", "grad", "m", "v", "s")}, d.FLOATS)
+    d.check_steps(call.step, count)
+    d.check_scalar("lr", call.lr_tensor)
+    d.check_scalar("grad_scale", call.grad_scale)
+    d.check_scalar("found_inf", call.found_inf)
+    seeds_of(call.stochastic_rounding, count)
     if restricted():
-        PROFILES.check(
-            grad=grad, var=var, m=m, v=v, s=s, step=step, maximize=maximize, grad_scale=grad_scale, found_inf=found_inf,
-            stochastic_rounding=stochastic_rounding,
-        )  # fmt: skip
+        PROFILES.check(**call._asdict())
 
 
 # ---- reference ----
@@ -257,49 +275,28 @@ _native = _core.function("apply_fused_ema_adamw", Params)
 number = d.NUMBERS
 
 
-def _cpu(
-    grad: list[Tensor],
-    var: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
-    d.check_memory((("var", var), ("m", m), ("v", v), ("s", s)), (("grad", grad),))
-    if found_inf is not None and float(found_inf) != 0.0:
+def _cpu(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
-    steps = d.step_values(step, len(var))
-    lr = lr if lr_tensor is None else float(lr_tensor)
-    scale = d.grad_scale_value(grad_scale)
-    seeds = stochastic_rounding or [0] * len(var)
-    var_, m_, v_, s_ = (d.contiguous(tensors) for tensors in (var, m, v, s))
+    steps = d.step_values(call.step, len(call.var))
+    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
+    scale = d.grad_scale_value(call.grad_scale)
+    seeds = call.stochastic_rounding or [0] * len(call.var)
+    var_, m_, v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
     if use_reference():
         for i, now in enumerate(steps):
             results = reference(
-                grad[i], var_[i], m_[i], v_[i], s_[i], now,
-                lr=lr, ema_decay=ema_decay, beta1=beta1, beta2=beta2, eps=eps, mode=adam_mode,
-                bias_correction=bias_correction, weight_decay=weight_decay, convention=convention,
-                grad_factor=(-1.0 if maximize else 1.0) / scale,
-                seed=seeds[i] if stochastic_rounding else None,
+                call.grad[i], var_[i], m_[i], v_[i], s_[i], now,
+                lr=lr, ema_decay=call.ema_decay, beta1=call.beta1, beta2=call.beta2, eps=call.eps, mode=call.adam_mode,
+                bias_correction=call.bias_correction, weight_decay=call.weight_decay, convention=call.convention,
+                grad_factor=(-1.0 if call.maximize else 1.0) / scale,
+                seed=seeds[i] if call.stochastic_rounding else None,
             )  # fmt: skip
-            d.assign((var_[i], m_[i], v_[i], s_[i]), results)
+            d.assign([tensors[i] for tensors in worked_on], results)
     else:
-        grad_ = d.contiguous(grad)  # kept until the call is over
+        grad_ = d.contiguous(call.grad)  # kept until the call is over
         rows = _core.array(
             Row,
             [
@@ -313,138 +310,15 @@ def _cpu(
         _native(
             Params(
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                lr, ema_decay, beta1, beta2, eps, weight_decay, scale,
-                adam_mode, bias_correction, _core.CONVENTIONS[convention], maximize, torch.get_num_threads(),
-                bool(stochastic_rounding),
+                lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.weight_decay, scale,
+                call.adam_mode, call.bias_correction, _core.CONVENTIONS[call.convention], call.maximize,
+                torch.get_num_threads(), bool(call.stochastic_rounding),
             )
         )  # fmt: skip
-    d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
+    d.write_back(*zip(call.updated, worked_on, strict=True))
 
 
-def _fake(
-    grad: list[Tensor],
-    var: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
-
-
-_op = d.define(SCHEMA, _cpu, _fake)
-
-
-# ---- samples ----
-
-
-def draw(draw: Draw) -> Sample:
-    mixed = draw.chance(0.3)
-    common = draw.choice(d.FLOATS)
-    tensors: dict[str, list[Tensor]] = {name: [] for name in "grad var m v s".split()}
-    count = draw.choice((1, 1, 1, 2, 5))
-    for _ in range(count):
-        shape = draw.shape()
-        for name, group in tensors.items():
-            tensor = draw.normal(shape, draw.choice(d.FLOATS) if mixed else common)
-            tensor = tensor.abs() if name == "v" else tensor
-            if draw.chance(0.15):
-                tensor = draw.special(tensor)
-            group.append(draw.view(tensor, writable=name != "grad"))
-    one = count == 1 and draw.chance(0.8)
-    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in tensors.items()}
-    steps: list[Any] = [draw.choice((1, 2, 7, 1000, 10**6)) for _ in range(count)]
-    if draw.chance(0.5):
-        steps = [torch.tensor([value]) for value in steps]
-    arguments |= {
-        "step": steps if not one and draw.chance(0.5) else steps[0],
-        "lr": draw.choice((1e-3, 0.1, 1.0, 0.0)),
-        "ema_decay": draw.choice((0.9999, 0.9, 0.0, 1.0)),
-        "beta1": draw.choice((0.9, 0.5, 0.0)),
-        "beta2": draw.choice((0.999, 0.99, 0.9999)),
-        "eps": draw.choice((1e-8, 1e-3, 0.0)),
-        "mode": draw.choice((0, 1)),
-        "bias_correction": draw.chance(0.7),
-        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
-        "convention": draw.choice(("formula", "device")),
-        "maximize": draw.chance(0.2),
-        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
-        "stochastic_rounding": draw.choice((None, None, 0, 7, 2**32 - 1)),
-    }
-    if not one and draw.chance(0.3):
-        arguments["stochastic_rounding"] = [draw.integer(0, 2**32) for _ in range(count)]
-    shapes = [tuple(tensor.shape) for tensor in tensors["var"]]
-    return Sample(f"shapes={shapes} dtype={'mixed' if mixed else common}", arguments)
-
-
-def edges() -> Iterable[Sample]:
-    """Every size around a vector, a tile and a piece of the parallel loop, and a list of all of them."""
-    source = Draw(0)
-    sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
-    for dtype in d.FLOATS:
-        lists = {name: [source.normal((size,), dtype).abs() for size in sizes] for name in "grad var m v s".split()}
-        yield Sample(f"{dtype}, list", {**lists, "step": list(range(1, len(sizes) + 1)), "weight_decay": 0.01})
-        largest = {name: group[-1] for name, group in lists.items()}
-        seed = None if dtype == d.FLOATS[0] else 5
-        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01, "stochastic_rounding": seed})
-
-
-def case_inputs(
-    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    tensors = {name: draw.normal(shape, dtype) for name in ("grad", "var", "m", "s")}
-    tensors["v"] = (tensors["m"].float().square() + draw.normal(shape, scale=0.1).abs()).to(dtype)
-    return {**tensors, "step": torch.tensor([1]), "grad_scale": torch.tensor([1024.0]), "found_inf": torch.zeros(1)}
-
-
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        tensors = {name: torch.ones(3, 4) for name in "grad var m v s".split()}
-        return {**tensors, "step": 1, **changes}
-
-    for name in ("grad", "var", "m", "v", "s"):
-        yield BadCall(
-            f"{name} of dtype float64", call(**{name: torch.ones(3, 4, dtype=torch.float64)}), TypeError, name
-        )
-        yield BadCall(f"{name} of dtype int8", call(**{name: torch.ones(3, 4, dtype=torch.int8)}), TypeError, name)
-    for name in ("grad", "m", "v", "s"):
-        yield BadCall(f"{name} of another shape", call(**{name: torch.ones(4, 3)}), ValueError, name)
-        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
-        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 4)]}), TypeError, name)
-    one = [torch.ones(2)]
-    two = [torch.ones(2), torch.ones(2)]
-    lists = {"grad": two, "var": [t.clone() for t in two], "m": [t.clone() for t in two], "v": [t.clone() for t in two]}
-    yield BadCall("lists of different lengths", call(**lists, s=one), ValueError, "s")
-    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
-    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
-    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
-    yield BadCall("step a float", call(step=1.5), TypeError, "step")
-    yield BadCall("mode 2", call(mode=2), ValueError, "mode")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
-    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
-    yield BadCall("a seed of 33 bits", call(stochastic_rounding=2**32), ValueError, "stochastic_rounding")
-    yield BadCall("a seed too many", call(stochastic_rounding=[1, 2]), ValueError, "stochastic_rounding")
-    same = torch.ones(3, 4)
-    yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")
-    wide = torch.ones(3, 8)
-    yield BadCall("overlapping views", call(var=wide[:, :4], s=wide[:, 3:7]), ValueError, "shares memory")
-    yield BadCall("expanded var", call(var=torch.ones(1, 4).expand(3, 4)), ValueError, "var")
-    yield BadCall("grad is var", call(grad=same, var=same), ValueError, "shares memory")
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 register(
@@ -456,10 +330,6 @@ register(
         summary="AdamW and an EMA of the weights in one pass",
         in_place=("var", "m", "v", "s"),
         outputs=("var", "m", "v", "s"),
-        draw=draw,
-        edges=edges,
-        bad_calls=bad_calls,
-        case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS),
         profiles=PROFILES,
     )
 )

@@ -40,17 +40,16 @@ rows (of the whole table with `stochastic_rounding`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, CaseSpec, OpSpec, Preset, Sample, register
-from .._sampling import Draw
+from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
 from . import _dispatch as d
@@ -63,6 +62,62 @@ SCHEMA = (
     "float weight_decay, str decay_mode, bool refuse_negative, int? padding_idx, bool maximize, "
     "int[]? stochastic_rounding) -> ()"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    gradient: list[Tensor]
+    indices: list[Tensor | None]
+    m: list[Tensor]
+    v: list[Tensor]
+    var: list[Tensor]
+    row_step: list[Tensor]
+    lr: list[Tensor]
+    step: list[Tensor]
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+    beta1: float
+    beta2: float
+    epsilon: float
+    assume_unique: bool
+    convention: str
+    bias_correction: str
+    eps_mode: str
+    weight_decay: float
+    decay_mode: str
+    refuse_negative: bool
+    padding_idx: int | None
+    maximize: bool
+    stochastic_rounding: Sequence[int] | None
+
+    @property
+    def counts_rows(self) -> bool:
+        return self.bias_correction == "row" or self.decay_mode == "catch_up"
+
+    @property
+    def needs_step(self) -> bool:
+        return self.bias_correction == "global" or self.decay_mode == "catch_up" or bool(self.stochastic_rounding)
+
+    def skips(self, ids: Tensor) -> Tensor:
+        """Which ids are not to be stepped."""
+        return ids < 0 if self.padding_idx is None else (ids < 0) | (ids == self.padding_idx)
+
+    @property
+    def updated(self) -> tuple[list[Tensor], ...]:
+        return self.m, self.v, self.var, self.row_step
+
+    @property
+    def tables(self) -> list[tuple[Tensor, ...]]:
+        """What is updated of each table: m, v, var and, where rows are counted, row_step."""
+        return list(zip(*(self.updated if self.row_step else self.updated[:3]), strict=True))
+
+    def check_memory(self) -> None:
+        """Refuses in-place tensors that share an element with another argument."""
+        given = [ids for ids in self.indices if ids is not None]
+        in_place = zip(("m", "v", "var", "row_step"), self.updated, strict=True)
+        d.check_memory(in_place, (("gradient", self.gradient), ("indices", given)))
+
 
 IDS = (torch.int32, torch.int64)
 INDICES = (*IDS, torch.bool)
@@ -204,37 +259,6 @@ def lazy_adam_(
     return m, v, var
 
 
-@dataclass(frozen=True)
-class Options:
-    """The numbers and choices of a call, in the order of the schema."""
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    assume_unique: bool
-    convention: str
-    bias_correction: str
-    eps_mode: str
-    weight_decay: float
-    decay_mode: str
-    refuse_negative: bool
-    padding_idx: int | None
-    maximize: bool
-    stochastic_rounding: Sequence[int] | None
-
-    @property
-    def counts_rows(self) -> bool:
-        return self.bias_correction == "row" or self.decay_mode == "catch_up"
-
-    @property
-    def needs_step(self) -> bool:
-        return self.bias_correction == "global" or self.decay_mode == "catch_up" or bool(self.stochastic_rounding)
-
-    def skips(self, ids: Tensor) -> Tensor:
-        """Which ids are not to be stepped."""
-        return ids < 0 if self.padding_idx is None else (ids < 0) | (ids == self.padding_idx)
-
-
 def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
     """`indices` as a list with one for each table; None stands for all rows."""
     if isinstance(var, Tensor):
@@ -276,48 +300,35 @@ def _lr_list(lr: Any, count: int) -> list[Tensor]:
     return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float64) for value in values]
 
 
-def check(
-    gradient: Sequence[Tensor],
-    indices: Sequence[Tensor | None],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    var: Sequence[Tensor],
-    row_step: Sequence[Tensor],
-    lr: Sequence[Tensor],
-    step: Sequence[Tensor],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    o: Options,
-) -> None:
+def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
-    check_options(o, bool(row_step), bool(step))
-    for name, tensors in (("gradient", gradient), ("indices", indices), ("m", m), ("v", v)):
-        d.require(len(tensors) == len(var), f"{name} has {len(tensors)} tensors; accepted: {len(var)}, as many as var")
-    for g, ids, m_, v_, table in zip(gradient, indices, m, v, var, strict=True):
+    check_options(call, bool(call.row_step), bool(call.step))
+    var, lr = call.var, call.lr
+    for name in ("gradient", "indices", "m", "v"):
+        count = len(getattr(call, name))
+        d.require(count == len(var), f"{name} has {count} tensors; accepted: {len(var)}, as many as var")
+    for g, ids, m, v, table in zip(call.gradient, call.indices, call.m, call.v, var, strict=True):
         d.require_tensor("var", table, d.FLOATS)
         d.require(table.dim() == 2, f"var has shape {tuple(table.shape)}; accepted: (rows, dim)")
-        for name, state in (("m", m_), ("v", v_)):
+        for name, state in (("m", m), ("v", v)):
             d.require_tensor(name, state, STATE)
             d.require_shape(name, state, table.shape, "var")
         d.require_tensor("gradient", g, d.FLOATS)
         d.require_shape("gradient", g, (check_indices(ids, table), table.shape[1]), "indices and the rows of var")
-    for counts, table in zip(row_step, var, strict=bool(row_step)):
+    for counts, table in zip(call.row_step, var, strict=bool(call.row_step)):
         d.require_tensor("row_step", counts, (torch.int32,))
         d.require_shape("row_step", counts, table.shape[:1], "the rows of var")
     d.require(len(lr) in (1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
     for value in lr:
         d.check_scalar("lr", value)
-    if step:
-        d.check_steps(step, len(var))
-    d.check_scalar("grad_scale", grad_scale)
-    d.check_scalar("found_inf", found_inf)
+    if call.step:
+        d.check_steps(call.step, len(var))
+    d.check_scalar("grad_scale", call.grad_scale)
+    d.check_scalar("found_inf", call.found_inf)
     if restricted():
-        PROFILES.check(
-            gradient=gradient, indices=[_MASK if ids is None else ids for ids in indices], var=var,
-            dim=[table.shape[1] for table in var], row_step=row_step, grad_scale=grad_scale, found_inf=found_inf,
-            bias_correction=o.bias_correction, weight_decay=o.weight_decay, maximize=o.maximize,
-            stochastic_rounding=o.stochastic_rounding, refuse_negative=o.refuse_negative,
-        )  # fmt: skip
+        indices = [_MASK if ids is None else ids for ids in call.indices]
+        dims = [table.shape[1] for table in var]
+        PROFILES.check(**{**call._asdict(), "indices": indices}, dim=dims)
 
 
 def check_indices(ids: Tensor | None, table: Tensor) -> int:
@@ -332,43 +343,44 @@ def check_indices(ids: Tensor | None, table: Tensor) -> int:
     return ids.shape[0]
 
 
-def check_options(o: Options, row_step: bool, step: bool) -> None:
-    """Refuses numbers and choices, and what they need and is not given."""
+def check_options(call: Call, row_step: bool, step: bool) -> None:
+    """Refuses numbers and choices, and what they need and is not given (`row_step`, `step`: whether they are)."""
     accepted = "a magnitude of at least 1e-8"
-    d.require(abs(d.f32(o.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {o.epsilon}; accepted: {accepted}")
-    for name, value, choices in (("eps_mode", o.eps_mode, EPS_MODES), ("decay_mode", o.decay_mode, DECAY_MODES)):
+    d.require(abs(d.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}")
+    for name, value, choices in (("eps_mode", call.eps_mode, EPS_MODES), ("decay_mode", call.decay_mode, DECAY_MODES)):
         d.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
-    both = o.bias_correction == "row" and o.decay_mode == "catch_up"
-    d.require(
-        not both, "bias_correction is 'row' beside decay_mode 'catch_up'; accepted: one of them, a row has one count"
-    )
+    both = call.bias_correction == "row" and call.decay_mode == "catch_up"
+    one = "accepted: one of them, a row has one count"
+    d.require(not both, f"bias_correction is 'row' beside decay_mode 'catch_up'; {one}")
+    padding = call.padding_idx
     needs = "bias_correction='row' or decay_mode='catch_up'"
-    d.require(row_step or not o.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
-    d.require(o.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
-    d.require(step or not o.needs_step, "step is None; accepted: the number of the step, as the options need it")
-    given = o.padding_idx is not None
-    d.require(o.refuse_negative or not given, f"padding_idx is {o.padding_idx}; accepted: None without refuse_negative")
+    d.require(row_step or not call.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
+    d.require(call.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
+    d.require(step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it")
+    d.require(
+        call.refuse_negative or padding is None, f"padding_idx is {padding}; accepted: None without refuse_negative"
+    )
 
 
-def check_ids(indices: Sequence[Tensor | None], var: Sequence[Tensor], o: Options) -> None:
+def check_ids(call: Call) -> None:
     """Refuses ids beyond their table, and negative ones where they are an error."""
-    for ids, table in zip(indices, var, strict=True):
+    for ids, table in zip(call.indices, call.var, strict=True):
         if ids is None or ids.dtype == torch.bool or ids.numel() == 0:
             continue
         largest = int(ids.max())
         if largest >= len(table):
             raise IndexError(f"indices holds {largest}; accepted: ids below {len(table)}, the rows of var")
-        negative = ids[ids < 0] if o.refuse_negative else ids[:0]
-        refused = negative if o.padding_idx is None else negative[negative != o.padding_idx]
+        negative, padding = ids[ids < 0] if call.refuse_negative else ids[:0], call.padding_idx
+        refused = negative if padding is None else negative[negative != padding]
         if refused.numel():
-            accepted = "ids from 0 on" if o.padding_idx is None else f"ids from 0 on and the padding {o.padding_idx}"
+            accepted = "ids from 0 on" if padding is None else f"ids from 0 on and the padding {padding}"
             raise IndexError(f"indices holds {int(refused[0])}; accepted: {accepted}")
 
 
-def check_step_values(steps: Sequence[int], o: Options) -> None:
+def check_step_values(steps: Sequence[int], call: Call) -> None:
     """Refuses numbers that no step has."""
-    highest = 2**31 - 1 if o.decay_mode == "catch_up" else 2**63 - 1
-    for step in steps if o.needs_step else ():
+    highest = 2**31 - 1 if call.decay_mode == "catch_up" else 2**63 - 1
+    for step in steps if call.needs_step else ():
         d.require(1 <= step <= highest, f"step is {step}; accepted: 1 to {highest}")
 
 
@@ -406,24 +418,25 @@ class _Exact:
     """The numbers of a step in double."""
 
     lr: float
-    options: Options
+    call: Call
 
     def corrected(self, power1: float, power2: float) -> tuple[float, float]:
         """lr and epsilon after beta1^n and beta2^n, n the number of the step."""
-        o = self.options
-        if o.bias_correction == "none":
-            return self.lr, o.epsilon
+        epsilon = self.call.epsilon
+        if self.call.bias_correction == "none":
+            return self.lr, epsilon
         with np.errstate(all="ignore"):  # C's values, not Python's exceptions
             root = np.sqrt(np.float64(1.0 - power2))
-            return self.lr * root / np.float64(1.0 - power1), o.epsilon * root if o.eps_mode == "outside" else o.epsilon
+            lr = self.lr * root / np.float64(1.0 - power1)
+            return lr, epsilon * root if self.call.eps_mode == "outside" else epsilon
 
     def at(self, n: int) -> tuple[float, float]:
-        lr, epsilon = self.corrected(power(self.options.beta1, n), power(self.options.beta2, n))
+        lr, epsilon = self.corrected(power(self.call.beta1, n), power(self.call.beta2, n))
         return -d.f32(lr), d.f32(epsilon)
 
     @property
     def decay(self) -> float:
-        return 1.0 - self.lr * self.options.weight_decay
+        return 1.0 - self.lr * self.call.weight_decay
 
 
 def moves_that_count(beta1: float, beta2: float) -> int:
@@ -439,18 +452,18 @@ def moves_that_count(beta1: float, beta2: float) -> int:
 
 def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _Exact) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that were last named at step `last`, after the steps up to `step` - 1."""
-    o = exact.options
+    call = exact.call
     skipped = max(step - 1 - last, 0)
-    moves = min(skipped, moves_that_count(o.beta1, o.beta2)) if last > 0 else 0
-    power1, power2, decay1, root_decay = power(o.beta1, last), power(o.beta2, last), 1.0, 1.0
+    moves = min(skipped, moves_that_count(call.beta1, call.beta2)) if last > 0 else 0
+    power1, power2, decay1, root_decay = power(call.beta1, last), power(call.beta2, last), 1.0, 1.0
     root, decay, moved = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay), torch.zeros_like(var)
     for _ in range(moves):
-        power1, power2, decay1 = power1 * o.beta1, power2 * o.beta2, decay1 * o.beta1
-        root_decay *= np.sqrt(np.float64(o.beta2))
+        power1, power2, decay1 = power1 * call.beta1, power2 * call.beta2, decay1 * call.beta1
+        root_decay *= np.sqrt(np.float64(call.beta2))
         lr, epsilon = exact.corrected(power1, power2)
         moved = moved * decay + (m * -d.f32(lr * decay1)) / (root * d.f32(root_decay) + d.f32(epsilon))
     var = var * d.f32(power(exact.decay, skipped)) + moved * d.f32(power(exact.decay, skipped - moves))
-    return m * d.f32(power(o.beta1, skipped)), v * d.f32(power(o.beta2, skipped)), var
+    return m * d.f32(power(call.beta1, skipped)), v * d.f32(power(call.beta2, skipped)), var
 
 
 def _for_each_count(counts: Tensor, use: Callable[[int, Tensor], None]) -> None:
@@ -459,7 +472,7 @@ def _for_each_count(counts: Tensor, use: Callable[[int, Tensor], None]) -> None:
         use(count, counts == count)
 
 
-def _named(gradient: Tensor, indices: Tensor | None, o: Options) -> tuple[Tensor, Tensor]:
+def _named(gradient: Tensor, indices: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
     """The rows to step, ascending, and the gradient of each."""
     if indices is None:
         return torch.arange(len(gradient)), d.real(gradient)
@@ -467,7 +480,7 @@ def _named(gradient: Tensor, indices: Tensor | None, o: Options) -> tuple[Tensor
         ids = indices.flatten().nonzero().flatten()
         return ids, d.real(gradient[ids])
     flat = indices.flatten().long()
-    return sum_by_id(gradient, torch.where(o.skips(flat), -1, flat))
+    return sum_by_id(gradient, torch.where(call.skips(flat), -1, flat))
 
 
 def reference(
@@ -481,19 +494,19 @@ def reference(
     step: int,
     grad_factor: float,
     seed: int | None,
-    o: Options,
+    call: Call,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """One table's step, as new tensors (m, v, var, row_step). The definition of the operator's numbers."""
-    exact = _Exact(lr, o)
-    rest1, rest2 = (d.f32(1.0 - (d.f32(x) if o.convention == "device" else x)) for x in (o.beta1, o.beta2))
-    ids, g = _named(gradient, indices, o)
+    exact = _Exact(lr, call)
+    rest1, rest2 = (d.f32(1.0 - (d.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2))
+    ids, g = _named(gradient, indices, call)
     if var.shape[1] == 0:
         ids, g = ids[:0], g[:0]  # nothing to step, nothing to count
     g = g * d.f32(grad_factor)
     m_old, v_old, var_old = (d.real(tensor[ids]) for tensor in (m, v, var))
     minus_lr, epsilon = (torch.full((len(ids), 1), value, dtype=g.dtype) for value in exact.at(step))
     counts = None if row_step is None else row_step[ids].clamp(min=0)
-    if counts is not None and o.decay_mode == "catch_up":
+    if counts is not None and call.decay_mode == "catch_up":
 
         def catch_up(last: int, rows: Tensor) -> None:
             m_old[rows], v_old[rows], var_old[rows] = _caught_up(
@@ -509,8 +522,8 @@ def reference(
             minus_lr[rows], epsilon[rows] = (torch.tensor(value, dtype=g.dtype) for value in exact.at(count))
 
         _for_each_count(counts, correct)
-    m_new = m_old * d.f32(o.beta1) + g * rest1
-    v_new = (v_old * d.f32(o.beta2) + (g * g) * rest2).abs()
+    m_new = m_old * d.f32(call.beta1) + g * rest1
+    v_new = (v_old * d.f32(call.beta2) + (g * g) * rest2).abs()
     update = (m_new * minus_lr) / (d.correctly_rounded_sqrt(v_new) + epsilon)
     var_new = d.real(var)
     var_new = var_new.index_copy(0, ids, var_old * d.f32(exact.decay) + update)
@@ -579,14 +592,14 @@ class _Excerpt:
     """The named rows of a table whose tensors are not all contiguous, as contiguous tensors: a copy of the whole table
     would be work that grows with its size."""
 
-    def __init__(self, gradient: Tensor, indices: Tensor | None, tensors: Sequence[Tensor], o: Options) -> None:
+    def __init__(self, gradient: Tensor, indices: Tensor | None, tensors: Sequence[Tensor], call: Call) -> None:
         self.tensors = tensors
         if indices is None or indices.dtype == torch.bool:
             self.ids = torch.arange(len(gradient)) if indices is None else indices.flatten().nonzero().flatten()
             self.gradient, self.indices = gradient[self.ids], None
         else:
             flat = indices.flatten().long()
-            skipped = o.skips(flat)
+            skipped = call.skips(flat)
             self.ids = flat[~skipped].unique()
             self.gradient = gradient
             self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat))
@@ -598,67 +611,60 @@ class _Excerpt:
                 tensor[self.ids] = rows
 
 
-def _cpu(
-    gradient: list[Tensor],
-    indices: list[Tensor | None],
-    m: list[Tensor],
-    v: list[Tensor],
-    var: list[Tensor],
-    row_step: list[Tensor],
-    lr: list[Tensor],
-    step: list[Tensor],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    *options: Any,
-) -> None:
-    o = Options(*options)
-    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, o)
-    given = [ids for ids in indices if ids is not None]
-    written = (("m", m), ("v", v), ("var", var), ("row_step", row_step))
-    d.check_memory(written, (("gradient", gradient), ("indices", given)))
-    if found_inf is not None and float(found_inf) != 0.0:
+def _cpu(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
-    lrs = [float(value) for value in lr] * (len(var) if len(lr) == 1 else 1)
-    steps = d.step_values(step, len(var)) if step else [0] * len(var)
-    check_step_values(steps, o)
-    scale = 1.0 if grad_scale is None else float(grad_scale)
-    tables = list(zip(m, v, var, row_step, strict=True)) if row_step else list(zip(m, v, var, strict=True))
+    count = len(call.var)
+    lrs = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
+    steps = d.step_values(call.step, count) if call.step else [0] * count
+    check_step_values(steps, call)
+    scale = 1.0 if call.grad_scale is None else float(call.grad_scale)
     if use_reference():
-        check_ids(indices, var, o)
-        factor, seeds = (-1.0 if o.maximize else 1.0) / scale, o.stochastic_rounding
-        for i, table in enumerate(tables):
-            counts, seed = row_step[i] if row_step else None, seeds[i] if seeds else None
-            results = reference(gradient[i], indices[i], m[i], v[i], var[i], counts, lrs[i], steps[i], factor, seed, o)
+        check_ids(call)
+        factor, seeds = (-1.0 if call.maximize else 1.0) / scale, call.stochastic_rounding
+        for i, table in enumerate(call.tables):
+            counts, seed = call.row_step[i] if call.row_step else None, seeds[i] if seeds else None
+            m, v, var = table[:3]
+            results = reference(
+                call.gradient[i], call.indices[i], m, v, var, counts, lrs[i], steps[i], factor, seed, call
+            )
             d.assign(table, [result for result in results if result is not None])
     else:
-        _run(gradient, indices, tables, lrs, steps, scale, o)
-    d.write_back((m, m), (v, v), (var, var), (row_step, row_step))
+        _run(call, lrs, steps, scale)
+    d.write_back(*zip(call.updated, call.updated, strict=True))
 
 
-def _run(
-    gradient: list[Tensor],
-    indices: list[Tensor | None],
-    given: Sequence[Sequence[Tensor]],
-    lr: list[float],
-    step: list[int],
-    grad_scale: float,
-    o: Options,
-) -> None:
-    gradient_ = d.contiguous(gradient)  # these are kept until the call is over
-    indices_ = [None if ids is None else ids.contiguous() for ids in indices]
-    tables, excerpts = list(given), []
-    seeds = o.stochastic_rounding or [0] * len(tables)
-    padding = [NO_PADDING if o.padding_idx is None else o.padding_idx] * len(tables)
-    for i, table in enumerate(tables):
+def params(call: Call, rows: int, count: int, grad_scale: float) -> Params:
+    """The C API's struct of a call whose rows lie at an address."""
+    return Params(
+        _core.sizeof(Params), _core.sizeof(Row), rows, count,
+        call.beta1, call.beta2, call.epsilon, call.assume_unique, _core.CONVENTIONS[call.convention],
+        torch.get_num_threads(), 0, call.weight_decay, grad_scale, CORRECTIONS.index(call.bias_correction),
+        call.eps_mode == "outside", call.decay_mode == "catch_up", call.refuse_negative, call.maximize,
+        bool(call.stochastic_rounding),
+    )  # fmt: skip
+
+
+def _run(call: Call, lr: list[float], step: list[int], grad_scale: float) -> None:
+    gradient = d.contiguous(call.gradient)  # these are kept until the call is over
+    indices = [None if ids is None else ids.contiguous() for ids in call.indices]
+    given = call.tables
+    tables: list[Sequence[Tensor]] = list(given)
+    excerpts = []
+    seeds = call.stochastic_rounding or [0] * len(tables)
+    padding = [NO_PADDING if call.padding_idx is None else call.padding_idx] * len(tables)
+    for i, table in enumerate(given):
         if all(tensor.is_contiguous() for tensor in table):
             continue
-        check_ids(indices, [table[2] for table in given], o)
-        if o.stochastic_rounding:  # the chance of an element depends on its place in the table
+        check_ids(call)
+        if call.stochastic_rounding:  # the chance of an element depends on its place in the table
             tables[i] = d.contiguous(table)
         else:
-            excerpt = _Excerpt(gradient_[i], indices_[i], table, o)
+            excerpt = _Excerpt(gradient[i], indices[i], table, call)
             excerpts.append(excerpt)
-            gradient_[i], indices_[i], tables[i] = excerpt.gradient, excerpt.indices, excerpt.rows
+            gradient[i], indices[i], tables[i] = excerpt.gradient, excerpt.indices, excerpt.rows
             padding[i] = PADDING_OF_EXCERPT
     rows = _core.array(
         Row,
@@ -670,313 +676,23 @@ def _run(
                 now, table[3].data_ptr() if len(table) > 3 else 0, pad, seed, 0,
             )
             for g, ids, table, lr_, now, pad, seed in zip(
-                gradient_, indices_, tables, lr, step, padding, seeds, strict=True
+                gradient, indices, tables, lr, step, padding, seeds, strict=True
             )
         ],
     )  # fmt: skip
     try:
-        _native(
-            Params(
-                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(tables),
-                o.beta1, o.beta2, o.epsilon, o.assume_unique, _core.CONVENTIONS[o.convention], torch.get_num_threads(),
-                0, o.weight_decay, grad_scale, CORRECTIONS.index(o.bias_correction), o.eps_mode == "outside",
-                o.decay_mode == "catch_up", o.refuse_negative, o.maximize, bool(o.stochastic_rounding),
-            )
-        )  # fmt: skip
+        _native(params(call, _core.addressof(rows), len(tables), grad_scale))
     except IndexError:
-        check_ids(indices, [table[2] for table in given], o)  # says which
+        check_ids(call)  # says which
         raise
     for excerpt in excerpts:
         excerpt.write_back()
-    if o.stochastic_rounding:
+    if call.stochastic_rounding:
         for table, worked_on in zip(given, tables, strict=True):
             d.write_back((table, worked_on))
 
 
-def _fake(
-    gradient: list[Tensor],
-    indices: list[Tensor | None],
-    m: list[Tensor],
-    v: list[Tensor],
-    var: list[Tensor],
-    row_step: list[Tensor],
-    lr: list[Tensor],
-    step: list[Tensor],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    *options: Any,
-) -> None:
-    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, Options(*options))
-
-
-_op = d.define(SCHEMA, _cpu, _fake)
-
-
-# ---- samples ----
-
-DIMS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50, 63, 64, 65, 100, 128, 255, 256, 257, 300, 511, 513)
-
-
-def _draw_ids(draw: Draw, n: int, rows: int, unique: bool) -> Tensor:
-    """n ids below `rows`, in any order, some of them negative."""
-    if unique:
-        ids = draw.rng.permutation(max(rows, n))[:n]
-    else:
-        ids = draw.rng.integers(0, draw.choice((1, 2, max(rows // 2, 1), max(rows, 1))), n)
-    ids[ids >= rows] = -1
-    if draw.chance(0.4):
-        ids[draw.rng.random(n) < draw.choice((0.1, 0.5, 1.0))] = draw.choice((-1, -2, -(2**31)))
-    dtype = draw.choice(IDS)
-    if dtype is torch.int64 and draw.chance(0.2):
-        ids[ids < 0] = -(2**40) - 1
-    if not unique and draw.chance(0.2):
-        ids.sort()
-    return torch.from_numpy(ids.astype("int64")).to(dtype)
-
-
-def _draw_mask(draw: Draw, rows: int) -> Tensor | None:
-    """Which of all rows are stepped."""
-    return torch.from_numpy(draw.rng.random(rows) < draw.choice((0.0, 0.3, 1.0))) if draw.chance(0.5) else None
-
-
-def _draw_table(draw: Draw, dtypes: tuple[torch.dtype, torch.dtype], unique: bool, plain: bool) -> dict[str, Any]:
-    dim = draw.choice(DIMS) if draw.chance(0.9) else draw.integer(0, 2000)
-    most = 2500 // max(dim, 1) + 1  # large ones are among the edges
-    rows = draw.choice((0, 1, 2, 3, 10, 100, 1000, 1025)) if draw.chance(0.8) else draw.integer(0, 4000)
-    rows = min(rows, most)
-    n = min(draw.choice((0, 1, 2, 3, 8, 33, 100, 1000)) if draw.chance(0.8) else draw.integer(0, 4000), most)
-    if plain or draw.chance(0.6):
-        ids = _draw_ids(draw, n, rows, unique)
-        indices: Tensor | None = ids.unsqueeze(1) if draw.chance(0.3) else ids
-    else:
-        n, indices = rows, _draw_mask(draw, rows)
-    gradient_dtype, var_dtype = dtypes
-    table: dict[str, Any] = {
-        "gradient": draw.normal((n, dim), gradient_dtype, scale=draw.choice((1.0, 1e-3, 1e3))),
-        "indices": indices,
-        "m": draw.normal((rows, dim)),
-        "v": draw.normal((rows, dim)),
-        "var": draw.normal((rows, dim), var_dtype),
-    }
-    if draw.chance(0.8):
-        table["v"] = table["v"].abs()
-    for name in ("gradient", "m", "v", "var"):
-        if draw.chance(0.15):
-            draw.special(table[name])
-    kept = {"gradient": False, "indices": False, "m": True, "v": True, "var": True}
-    expanded = unique and n > 1  # an expanded list of ids would break the promise
-    return {
-        name: None if tensor is None else draw.view(tensor, writable=kept[name] or (name == "indices" and expanded))
-        for name, tensor in table.items()
-    }
-
-
-def _draw_options(draw: Draw, tables: Sequence[dict[str, Any]], one: bool) -> dict[str, Any]:
-    """What a training loop asks for; the counts of rows go into `tables`."""
-    options: dict[str, Any] = {
-        "bias_correction": draw.choice((False, "global", "row")),
-        "eps_mode": draw.choice(EPS_MODES),
-        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
-        "maximize": draw.chance(0.2),
-        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.3) else None,
-        "found_inf": torch.tensor([1.0]) if draw.chance(0.03) else None,
-        "stochastic_rounding": draw.choice((None, None, 7, 2**32 - 1)),
-        "decay_mode": "touched",
-    }
-    if options["bias_correction"] != "row" and draw.chance(0.3):
-        options["decay_mode"] = "catch_up"
-    if options["bias_correction"] == "row" or options["decay_mode"] == "catch_up":
-        last = draw.choice(((0, 1, 2), (0, 3, 5), (1, 200, 1000), (0, 2**31 - 1, -3)))
-        for table in tables:
-            counts = torch.from_numpy(draw.rng.choice(last, len(table["var"]))).int()
-            table["row_step"] = draw.view(counts)
-    steps = [draw.choice((1, 2, 7, 1003)) for _ in tables]
-    options["step"] = steps if not one and draw.chance(0.5) else steps[0]
-    if draw.chance(0.3) and all(bool((table["indices"] >= 0).all()) for table in tables if _has_ids(table)):
-        options["refuse_negative"] = True
-        options["padding_idx"] = draw.choice((None, 0, 1, -5))
-    return options
-
-
-def _has_ids(table: Mapping[str, Any]) -> bool:
-    return table["indices"] is not None and table["indices"].dtype != torch.bool
-
-
-def draw(draw: Draw) -> Sample:
-    unique = draw.chance(0.3)
-    plain = draw.chance(0.5)
-    count = draw.choice((1, 1, 1, 2, 5))
-    dtypes = [(draw.choice(d.FLOATS), draw.choice(d.FLOATS)) for _ in range(count)]
-    tables = [_draw_table(draw, pair, unique, plain) for pair in dtypes]
-    one = count == 1 and draw.chance(0.8)
-    options = {} if plain else _draw_options(draw, tables, one)
-    arguments: dict[str, Any] = {"row_step": None, **options}
-    arguments |= {name: tables[0][name] if one else [table[name] for table in tables] for name in tables[0]}
-    lrs: list[Any] = [draw.choice((1e-3, 0.1, 1.0, 0.0, -0.5)) for _ in range(count)]
-    if draw.chance(0.5):
-        lrs = [torch.tensor([value], dtype=draw.choice((torch.float32, torch.float64))) for value in lrs]
-    arguments |= {
-        "lr": lrs if not one and draw.chance(0.5) else lrs[0],
-        "beta1": draw.choice((0.9, 0.5, 0.0)),
-        "beta2": draw.choice((0.999, 0.99, 0.9999)),
-        "epsilon": draw.choice((1e-8, 1e-7, 1e-3, -1e-3)),
-        "assume_unique": unique,
-        "convention": draw.choice(("formula", "device")),
-    }
-    shapes = [(len(table["gradient"]), *table["var"].shape) for table in tables]
-    return Sample(f"(n, rows, dim)={shapes} assume_unique={unique} {options}", arguments)
-
-
-def edges() -> Iterable[Sample]:
-    """Every width around a vector, in one list; then sizes that several threads sort and step."""
-    source = Draw(0)
-
-    def table(n: int, rows: int, dim: int, ids: Tensor, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        state = {"m": source.normal((rows, dim)), "v": source.normal((rows, dim)).abs()}
-        return {
-            "gradient": source.normal((n, dim), dtype),
-            "indices": ids,
-            **state,
-            "var": source.normal((rows, dim), dtype),
-        }
-
-    def ids(n: int, rows: int) -> Tensor:
-        return torch.from_numpy(source.rng.integers(-1, rows, n))
-
-    for dtype in d.FLOATS:
-        tables = [table(40, 30, dim, ids(40, 30), dtype) for dim in DIMS]
-        yield Sample(f"{dtype}, list", {**{name: [t[name] for t in tables] for name in tables[0]}, "lr": 0.1})
-    for n in (1, 15, 16, 17, 2047, 2048, 4095, 4096, 4097):
-        yield Sample(f"{n} ids in 5000 rows", {**table(n, 5000, 5, ids(n, 5000)), "lr": 0.1})
-    yield Sample("7 ids, 20000 times", {**table(20_000, 100, 8, torch.arange(20_000) % 7), "lr": 0.1})
-    yield Sample("one id of 2000, 64 wide", {**table(2000, 3, 64, torch.full((2000,), 1)), "lr": 0.1})
-    sizes = ((9000, 5000, 16), (0, 10, 64), (20_000, 100_000, 3), (300, 70, 257), (5, 2, 0))
-    mixed = [table(n, rows, dim, ids(n, rows)) for n, rows, dim in sizes]
-    yield Sample("large and small tables", {**{name: [t[name] for t in mixed] for name in mixed[0]}, "lr": 0.1})
-    distinct = torch.from_numpy(source.rng.permutation(40_000)[:20_000]).int()
-    yield Sample(
-        "distinct ids, not looked for", {**table(20_000, 40_000, 9, distinct), "lr": 0.1, "assume_unique": True}
-    )
-    every = {"step": 40, "bias_correction": "global", "eps_mode": "outside", "weight_decay": 0.1, "lr": 0.1}
-    for dtype in d.FLOATS:
-        tables = [table(1, 1, dim, ids(1, 1), dtype) for dim in (1, 15, 257, 70_000)]
-        dense: dict[str, Any] = {name: [t[name] for t in tables] for name in tables[0]}
-        dense["indices"] = [None] * len(tables)
-        yield Sample(f"{dtype}, all rows", {**dense, **every, "stochastic_rounding": 3})
-    mask = torch.from_numpy(source.rng.random(20_000) < 0.1)
-    yield Sample("a mask of 20000 rows", {**table(20_000, 20_000, 9, mask), **every})
-    late = {**table(5000, 9000, 8, ids(5000, 9000)), "row_step": torch.arange(9000).int() % 3 * 11}
-    yield Sample("rows that catch up", {**late, **every, "decay_mode": "catch_up"})
-    yield Sample("20000 ids in 40000 rows", {**table(20_000, 40_000, 9, ids(20_000, 40_000)), "lr": 0.1})
-
-
-def case_inputs(
-    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """Distinct ids in random order while there are rows enough, else repeated ones."""
-    rows, dim, n = sizes
-    ids = draw.rng.permutation(rows)[:n] if n <= rows else draw.rng.integers(0, max(rows, 1), n)
-    m = draw.normal((rows, dim))
-    return {
-        "gradient": draw.normal((n, dim), dtype),
-        "indices": torch.from_numpy(ids).int().unsqueeze(1),
-        "m": m,
-        "v": m.square() + draw.normal((rows, dim), scale=0.1).abs(),
-        "var": draw.normal((rows, dim), dtype),
-        "lr": torch.tensor([0.001]),
-    }
-
-
-OFFICIAL = Preset(
-    summary="the single-operator case of Rec SDK: 564 096 of 2 000 000 rows of 32",
-    sizes=(2_000_000, 32, 564_096),
-    attributes={"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-7, "convention": "device"},
-    inputs={
-        "gradient": "gradient", "indices": "indices", "m": "inputM", "v": "inputV", "var": "inputVar",
-        "lr": "learningRate",
-    },
-    outputs={"m": "outputM", "v": "outputV", "var": "outputVar"},
-    goldens={"m": "goldenOutputM", "v": "goldenOutputV", "var": "goldenOutputVar"},
-)  # fmt: skip
-
-
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        tensors = {name: torch.ones(3, 4) for name in "m v var".split()}
-        return {"gradient": torch.ones(2, 4), "indices": torch.tensor([2, 0]), **tensors, "lr": 0.1, **changes}
-
-    for name in ("m", "v", "var"):
-        for dtype in (torch.float64, torch.int8):
-            yield BadCall(f"{name} of dtype {dtype}", call(**{name: torch.ones(3, 4, dtype=dtype)}), TypeError, name)
-        yield BadCall(f"{name} of one dimension", call(**{name: torch.ones(12)}), ValueError, name)
-        yield BadCall(f"{name} expanded", call(**{name: torch.ones(1, 4).expand(3, 4)}), ValueError, name)
-    for name in ("m", "v"):
-        yield BadCall(f"{name} of dtype float16", call(**{name: torch.ones(3, 4).half()}), TypeError, name)
-        yield BadCall(f"{name} of another shape", call(**{name: torch.ones(4, 3)}), ValueError, name)
-    for name in ("gradient", "indices", "m", "v"):
-        yield BadCall(f"{name} not a tensor", call(**{name: 1.0}), TypeError, name)
-        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 4)]}), TypeError, name)
-    yield BadCall("gradient of dtype float64", call(gradient=torch.ones(2, 4).double()), TypeError, "gradient")
-    yield BadCall("gradient of more rows than ids", call(gradient=torch.ones(3, 4)), ValueError, "gradient")
-    yield BadCall("gradient of another width", call(gradient=torch.ones(2, 5)), ValueError, "gradient")
-    yield BadCall("gradient of three dimensions", call(gradient=torch.ones(2, 4, 1)), ValueError, "gradient")
-    for dtype in (torch.uint8, torch.int16, torch.float32):
-        yield BadCall(f"ids of dtype {dtype}", call(indices=torch.tensor([1, 0]).to(dtype)), TypeError, "indices")
-    yield BadCall("ids of shape (1, n)", call(indices=torch.tensor([[2, 0]])), ValueError, "indices")
-    yield BadCall("ids of no dimension", call(indices=torch.tensor(2)), ValueError, "indices")
-    for dtype in IDS:
-        for assume_unique in (False, True):
-            ids = torch.tensor([0, 3], dtype=dtype)
-            label = f"an id of 3 in 3 rows, {dtype}, assume_unique={assume_unique}"
-            yield BadCall(label, call(indices=ids, assume_unique=assume_unique), IndexError, "indices")
-    yield BadCall("an id of 2^40", call(indices=torch.tensor([0, 2**40])), IndexError, "indices")
-    wide = torch.ones(3, 8)
-    yield BadCall(
-        "an id beyond a strided table", call(indices=torch.tensor([0, 3]), var=wide[:, ::2]), IndexError, "indices"
-    )
-    two = {name: [value, value.clone()] for name, value in call().items() if isinstance(value, Tensor)}
-    second = {**two, "indices": [torch.tensor([0, 1]), torch.tensor([0, 3])]}
-    yield BadCall("an id beyond the second table", {**second, "lr": 0.1}, IndexError, "indices")
-    yield BadCall("lists of different lengths", {**two, "v": two["v"][:1], "lr": 0.1}, ValueError, "v")
-    yield BadCall("a list and a tensor", {**two, "v": torch.ones(3, 4), "lr": 0.1}, TypeError, "v")
-    yield BadCall("an lr too many", {**two, "lr": [0.1, 0.1, 0.1]}, ValueError, "lr")
-    yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
-    yield BadCall("lr of an integer dtype", call(lr=torch.tensor([1])), TypeError, "lr")
-    yield BadCall("lr a string", call(lr="0.1"), TypeError, "lr")
-    for epsilon in (0.0, 9.9e-9, -9.9e-9, float("nan")):
-        yield BadCall(f"epsilon {epsilon}", call(epsilon=epsilon), ValueError, "epsilon")
-    yield BadCall("a mask of too few rows", call(indices=torch.tensor([True, False])), ValueError, "indices")
-    yield BadCall("all rows, of some a gradient", call(indices=None), ValueError, "gradient")
-    yield BadCall("a list that holds a number", {**two, "indices": [None, 1], "lr": 0.1}, TypeError, "indices")
-    yield BadCall("no list of indices", {**two, "indices": None, "lr": 0.1}, TypeError, "indices")
-    for correction in (True, "none", "local", 1):
-        bad = call(bias_correction=correction, step=1)
-        yield BadCall(f"bias_correction {correction}", bad, ValueError, "bias_correction")
-    counts = torch.zeros(3, dtype=torch.int32)
-    caught_up = {"decay_mode": "catch_up", "row_step": counts}
-    yield BadCall("unknown eps_mode", call(eps_mode="both"), ValueError, "eps_mode")
-    yield BadCall("unknown decay_mode", call(decay_mode="lazy"), ValueError, "decay_mode")
-    yield BadCall("no counts of rows", call(bias_correction="row"), ValueError, "row_step")
-    yield BadCall("counts that nothing needs", call(row_step=counts), ValueError, "row_step")
-    yield BadCall("counts of another dtype", call(bias_correction="row", row_step=counts.long()), TypeError, "row_step")
-    yield BadCall("counts of other rows", call(bias_correction="row", row_step=counts[:2]), ValueError, "row_step")
-    yield BadCall(
-        "two kinds of counts", call(bias_correction="row", step=1, **caught_up), ValueError, "bias_correction"
-    )
-    yield BadCall("no step", call(bias_correction="global"), ValueError, "step")
-    yield BadCall("step 0", call(bias_correction="global", step=0), ValueError, "step")
-    yield BadCall("step 2^31", call(step=2**31, **caught_up), ValueError, "step")
-    yield BadCall("padding without its rule", call(padding_idx=0), ValueError, "padding_idx")
-    for padding in (None, -1):
-        given = call(indices=torch.tensor([0, -2]), refuse_negative=True, padding_idx=padding)
-        yield BadCall(f"an id of -2, padding {padding}", given, IndexError, "indices")
-    yield BadCall("a seed of 33 bits", call(step=1, stochastic_rounding=2**32), ValueError, "stochastic_rounding")
-    yield BadCall("grad_scale of two elements", call(grad_scale=torch.ones(2)), ValueError, "grad_scale")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-    same = torch.ones(3, 4)
-    yield BadCall("m is v", call(m=same, v=same), ValueError, "shares memory")
-    yield BadCall("overlapping views", call(var=wide[:, :4], m=wide[:, 3:7]), ValueError, "shares memory")
-    yield BadCall("gradient is part of var", call(gradient=same[:2], var=same), ValueError, "shares memory")
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 register(
@@ -988,16 +704,6 @@ register(
         summary="Adam for the rows of a table that a step names",
         in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),
-        draw=draw,
-        edges=edges,
-        bad_calls=bad_calls,
-        case=CaseSpec(
-            inputs=case_inputs,
-            sizes=(1000, 32, 100),
-            dtypes=d.FLOATS,
-            axes=("rows", "dim", "n"),
-            presets={"official": OFFICIAL},
-        ),
         profiles=PROFILES,
     )
 )

@@ -20,19 +20,17 @@ NaN; an infinity makes it NaN when the scale is dynamic, and saturates when it i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import BadCall, CaseSpec, OpSpec, Sample, register
-from .._sampling import Draw
+from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
 from .._soc import Limits, Profiles, restricted
-from ..formats.blocked import nd_to_nz, nz_to_nd, pack_scale_int64
-from ..packed import PackedWeight, pack_weight, packed_shape
+from ..formats.blocked import nz_to_nd
+from ..packed import PackedWeight, packed_shape
 from . import _dispatch as d
 
 SCHEMA = (
@@ -40,6 +38,23 @@ SCHEMA = (
     "Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, ScalarType? out_dtype, "
     "str convention) -> Tensor"
 )
+
+
+class Call(NamedTuple):
+    """The schema's arguments."""
+
+    x: Tensor
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+    x_scale: Tensor | None
+    smooth_scale: Tensor | None
+    quant_mode: str
+    transpose_weight: bool
+    packed: list[int]
+    out_dtype: torch.dtype | None
+    convention: str
+
 
 PROFILES = Profiles(
     "quant_matmul_dequant",
@@ -137,19 +152,9 @@ def quant_matmul_dequant(
 # ---- checks: dtypes, shapes and attributes; no value and no address ----
 
 
-def check(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-) -> tuple[int, int, int, torch.dtype]:
+def check(call: Call) -> tuple[int, int, int, torch.dtype]:
     """Refuses what the docstring does not list. Returns m, n, k and the output's dtype."""
+    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype, _ = call
     if quant_mode not in MODES:
         raise ValueError(f"quant_mode is {quant_mode!r}; accepted: 'pertoken', 'pertensor'")
     d.require_tensor("x", x, (*d.FLOATS, torch.int8))
@@ -181,10 +186,7 @@ def check(
     if dtype not in d.FLOATS:
         raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
     if restricted():
-        PROFILES.check(
-            x=x, weight_scale=weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale, n=n, k=k,
-            transpose_weight=transpose_weight, out_dtype=dtype,
-        )  # fmt: skip
+        PROFILES.check(**{**call._asdict(), "out_dtype": dtype}, n=n, k=k)
     return m, n, k, dtype
 
 
@@ -330,22 +332,9 @@ _native = _core.function("quant_matmul_dequant", Params)
 number = d.NUMBERS
 
 
-def _cpu(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-    convention: str,
-) -> Tensor:
-    m, n, k, dtype = check(
-        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
-    )
+def _cpu(call: Call) -> Tensor:
+    m, n, k, dtype = check(call)
+    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, _, convention = call
     check_values(x, x_scale)
     if use_reference():
         plain = _plain_weight(weight, n, k, transpose_weight, packed)
@@ -395,217 +384,12 @@ def _plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed
     return matrix if transpose_weight else matrix.t()
 
 
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-    convention: str,
-) -> Tensor:
-    _, n, _, dtype = check(
-        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
-    )
-    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
+def _fake(call: Call) -> Tensor:
+    _, n, _, dtype = check(call)
+    return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
 
 
-_op = d.define(SCHEMA, _cpu, _fake)
-
-
-# ---- samples ----
-
-
-def draw(draw: Draw) -> Sample:
-    m, n, k = _sizes(draw)
-    lead = draw.choice(((m,), (m,), (m,), (1, m), (m, 1), (1, m, 1)))
-    kind = draw.choice(("dynamic", "dynamic", "pertoken", "pertensor", "int64", "quantized"))
-    x_dtype = torch.int8 if kind == "quantized" else draw.choice(d.FLOATS)
-    if kind == "quantized":
-        x = _int8(draw, (*lead, k))
-    else:
-        x = draw.normal((*lead, k), x_dtype, draw.choice((1.0, 1.0, 1e-3, 100.0, 1e-38)))
-        x = draw.special(x) if draw.chance(0.15) else x
-        x[:1] = 0 if draw.chance(0.1) else x[:1]
-    arguments: dict[str, Any] = {"x": draw.view(x, writable=False)}
-    scale = draw.normal((n,), scale=0.02).abs()
-    scale = draw.special(scale) if draw.chance(0.1) else scale
-    if kind == "int64":
-        scale = pack_scale_int64(scale)
-    arguments |= _weight(draw, n, k, draw.view(scale, writable=False))
-    if draw.chance(0.4):
-        bias = draw.rng.integers(-(2**31) if draw.chance(0.3) else -5000, 2**31 if draw.chance(0.3) else 5000, n)
-        arguments["bias"] = draw.view(torch.from_numpy(bias).to(torch.int32), writable=False)
-    if kind != "quantized" and draw.chance(0.4):
-        smooth = draw.normal((k,), draw.choice(d.FLOATS)).abs() + 0.1
-        arguments["smooth_scale"] = draw.view(draw.special(smooth) if draw.chance(0.2) else smooth, writable=False)
-    arguments |= _x_scale(draw, kind, m)
-    if kind == "quantized" or draw.chance(0.4):
-        arguments["out_dtype"] = draw.choice(d.FLOATS)
-    arguments["convention"] = draw.choice(("formula", "device"))
-    return Sample(f"m={m} n={n} k={k} {kind} {x_dtype}", arguments)
-
-
-def _sizes(draw: Draw) -> tuple[int, int, int]:
-    m = draw.choice((0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 11, 13, 24, 37, 130))
-    n = draw.choice((0, 1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 130, 200))
-    k = draw.choice((0, 1, 2, 3, 4, 5, 15, 16, 31, 32, 33, 48, 63, 65, 127, 255, 256, 257, 300, 513, 1027))
-    return m, n, k
-
-
-def _int8(draw: Draw, shape: tuple[int, ...]) -> Tensor:
-    kind = draw.choice(("any", "any", "any", "lowest", "highest"))
-    if kind != "any":
-        return torch.full(shape, -128 if kind == "lowest" else 127, dtype=torch.int8)
-    return torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8"))
-
-
-def _weight(draw: Draw, n: int, k: int, scale: Tensor) -> dict[str, Any]:
-    transpose = draw.chance(0.7)
-    weight = _int8(draw, (n, k) if transpose else (k, n))
-    layout = draw.choice(("nd", "nz", "packed", "packed with scale"))
-    if layout.startswith("packed"):
-        inside = layout == "packed with scale"
-        packed = pack_weight(weight, scale if inside else None, transpose_weight=transpose)
-        return {"weight": packed, "weight_scale": None if inside else scale}
-    if layout == "nz":
-        garbage = torch.full((-(-weight.shape[0] // 16) * 16, -(-weight.shape[1] // 32) * 32), 127, dtype=torch.int8)
-        garbage[: weight.shape[0], : weight.shape[1]] = weight
-        weight = nd_to_nz(garbage)
-    if draw.chance(0.1):
-        scale = scale.reshape(1, n)
-    return {"weight": draw.view(weight), "weight_scale": scale, "transpose_weight": transpose}
-
-
-def _x_scale(draw: Draw, kind: str, m: int) -> dict[str, Any]:
-    if kind == "dynamic":
-        return {}
-    values = draw.normal((m,), scale=0.05).abs()
-    if m and draw.chance(0.2):
-        values[draw.integer(0, m)] = draw.choice((0.0, -0.0, 1e-45, 1e30, math.inf))
-    if kind == "quantized" and m and draw.chance(0.2):
-        values[draw.integer(0, m)] = math.nan
-    if kind in ("pertoken", "quantized"):
-        return {"x_scale": draw.view(values.reshape(draw.choice(((m,), (m, 1)))), writable=False)}
-    value = torch.tensor([draw.choice((0.01, 0.05, 3.0, 0.0, math.inf))])
-    value = value.half() if kind == "int64" else value
-    return {"x_scale": value if draw.chance(0.5) else value[0], "quant_mode": "pertensor"}
-
-
-def case_inputs(
-    draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    m, k, n = sizes
-    shape = (n, k) if attributes["transpose_weight"] else (k, n)
-    return {
-        "x": draw.normal((m, k), dtype),
-        "weight": torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8")),
-        "weight_scale": draw.normal((n,), scale=0.01).abs(),
-        "bias": torch.from_numpy(draw.rng.integers(-1000, 1000, n, dtype="int32")),
-        "x_scale": draw.normal((m if attributes["quant_mode"] == "pertoken" else 1,), scale=0.03).abs(),
-        "smooth_scale": draw.normal((k,), dtype).abs(),
-    }
-
-
-def edges() -> Iterable[Sample]:
-    """Every number of rows in a tile, sizes around panels, steps and blocks of k, and one for several threads."""
-    source = Draw(0)
-    shapes = [(m, 71, 39) for m in range(1, 14)]
-    shapes += [(m, n, k) for m in (1, 7) for n in (15, 16, 17, 64, 65) for k in (1, 4, 31, 255, 256, 257, 1027)]
-    shapes += [(130, 65, 257), (127, 2100, 64), (1, 1027, 2880), (17, 300, 700)]
-    for m, n, k in shapes:
-        x, weight = source.normal((m, k)), _int8(source, (n, k))
-        arguments: dict[str, Any] = {"x": x, "weight_scale": source.normal((n,), scale=0.02)}
-        yield Sample(f"nd, m={m} n={n} k={k}", {**arguments, "weight": weight})
-        yield Sample(f"packed, m={m} n={n} k={k}", {**arguments, "weight": pack_weight(weight)})
-
-
-def bad_calls() -> Iterable[BadCall]:
-    m, n, k = 3, 5, 8
-
-    def call(**changes: Any) -> dict[str, Any]:
-        return {
-            "x": torch.ones(m, k),
-            "weight": torch.ones(n, k, dtype=torch.int8),
-            "weight_scale": torch.ones(n),
-            **changes,
-        }
-
-    int8, half = torch.int8, torch.float16
-    int64 = {"weight_scale": torch.ones(n, dtype=torch.int64)}
-    one = {"x_scale": torch.ones(1), "quant_mode": "pertensor"}
-    codes = {"x": torch.ones(m, k, dtype=int8), "x_scale": torch.ones(m), "out_dtype": torch.float32}
-    kinds = {"x": x_types, "weight": weight_types, "weight_scale": scale_types, "bias": bias_types}
-    for name, dtypes in kinds.items():
-        size = {"x": (m, k), "weight": (n, k)}.get(name, (n,))
-        for dtype in dtypes:
-            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(size, dtype=dtype)}), TypeError, name)
-        yield BadCall(f"{name} a list", call(**{name: [1.0]}), TypeError, name)
-    yield BadCall("no weight_scale", call(weight_scale=None), TypeError, "weight_scale")
-    packed = pack_weight(torch.ones(n, k, dtype=int8))
-    yield BadCall("packed without a scale", call(weight=packed, weight_scale=None), TypeError, "weight_scale")
-    yield BadCall("packed, other k", call(weight=packed, x=torch.ones(m, k - 1)), ValueError, "weight")
-    yield BadCall("packed, other n", call(weight=packed, weight_scale=torch.ones(n - 1)), ValueError, "weight")
-    yield BadCall("x_offset", call(x_offset=torch.ones(1)), ValueError, "x_offset")
-    yield BadCall("x of 1 dimension", call(x=torch.ones(k)), ValueError, "x")
-    yield BadCall(
-        "k too long", call(x=torch.ones(1, MAX_K + 1), weight=torch.ones(n, MAX_K + 1, dtype=int8)), ValueError, "x"
-    )
-    yield BadCall("weight the other way", call(transpose_weight=False), ValueError, "weight")
-    yield BadCall("weight of 3 dimensions", call(weight=torch.ones(1, n, k, dtype=int8)), ValueError, "weight")
-    yield BadCall("weight of wrong blocks", call(weight=torch.ones(1, 1, 32, 16, dtype=int8)), ValueError, "weight")
-    blocks = torch.ones(2, 1, 16, 32, dtype=int8)
-    yield BadCall("weight of too many blocks", call(weight=blocks), ValueError, "weight")
-    yield BadCall("blocks the other way", call(weight=blocks, transpose_weight=False), ValueError, "weight")
-    shape: tuple[int, ...]
-    for shape in ((n + 1,), (n, 1), (), (1, 1, n)):
-        yield BadCall(f"weight_scale of {shape}", call(weight_scale=torch.ones(shape)), ValueError, "weight")
-    for shape in ((n + 1,), (1, n), ()):
-        yield BadCall(f"bias of {shape}", call(bias=torch.ones(shape, dtype=torch.int32)), ValueError, "bias")
-    for shape in ((k + 1,), (1, k), (1,)):
-        yield BadCall(f"smooth_scale of {shape}", call(smooth_scale=torch.ones(shape)), ValueError, "smooth_scale")
-    for dtype in (torch.float64, int8):
-        smooth = torch.ones(k, dtype=dtype)
-        yield BadCall(f"smooth_scale of {dtype}", call(smooth_scale=smooth), TypeError, "smooth_scale")
-    for shape in ((m + 1,), (1, m), (1,), (), (m, 2)):
-        yield BadCall(f"x_scale of {shape}", call(x_scale=torch.ones(shape)), ValueError, "x_scale")
-        per_tensor = {"x_scale": torch.ones(shape), "quant_mode": "pertensor"}
-        if shape not in ((), (1,)):
-            yield BadCall(f"x_scale of {shape}, pertensor", call(**per_tensor), ValueError, "x_scale")
-    for dtype in (half, torch.bfloat16, torch.float64):
-        yield BadCall(f"x_scale of {dtype}", call(x_scale=torch.ones(m, dtype=dtype)), TypeError, "x_scale")
-    for value in (-1.0, math.nan, -math.inf):
-        yield BadCall(f"x_scale {value}", call(x_scale=torch.tensor([1.0, value, 1.0])), ValueError, "x_scale")
-    yield BadCall("x_scale a number", call(x_scale=0.5), TypeError, "x_scale")
-    yield BadCall("dynamic per tensor", call(quant_mode="pertensor"), ValueError, "x_scale")
-    yield BadCall("unknown quant_mode", call(quant_mode="perchannel"), ValueError, "quant_mode")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-    yield BadCall("int64 scales, dynamic", call(**int64), ValueError, "weight_scale")
-    yield BadCall(
-        "int64 scales, pertoken", call(**int64, x_scale=torch.ones(m, dtype=half)), ValueError, "weight_scale"
-    )
-    yield BadCall("int64 scales, fp32 x_scale", call(**int64, **one), TypeError, "x_scale")
-    fp16 = {"x_scale": torch.ones(1, dtype=half), "quant_mode": "pertensor"}
-    yield BadCall("fp16 x_scale, fp32 scales", call(**fp16), TypeError, "x_scale")
-    negative = {"x_scale": torch.tensor([-1.0], dtype=half), "quant_mode": "pertensor"}
-    yield BadCall("fp16 x_scale below 0", call(**int64, **negative), ValueError, "x_scale")
-    yield BadCall("out_dtype int8", call(out_dtype=int8), TypeError, "out_dtype")
-    yield BadCall("out_dtype float64", call(out_dtype=torch.float64), TypeError, "out_dtype")
-    yield BadCall("codes without scales", call(**{**codes, "x_scale": None}), ValueError, "x_scale")
-    yield BadCall("codes without out_dtype", call(**{**codes, "out_dtype": None}), ValueError, "out_dtype")
-    yield BadCall("codes, pertensor", call(**{**codes, **one}), ValueError, "quant_mode")
-    yield BadCall("codes and smooth_scale", call(**codes, smooth_scale=torch.ones(k)), ValueError, "smooth_scale")
-    yield BadCall("codes and int64 scales", call(**{**codes, **int64, **fp16}), ValueError, "weight_scale")
-
-
-x_types = (torch.float64, torch.int32, torch.uint8)
-weight_types = (torch.uint8, torch.float32, torch.int32)
-scale_types = (torch.float16, torch.bfloat16, torch.float64, torch.int32)
-bias_types = (torch.float32, torch.int64, torch.int8)
+_op = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 register(
@@ -616,16 +400,6 @@ register(
         document="003",
         summary="rows quantized to int8, times int8 weights, back to float",
         outputs=("out",),
-        draw=draw,
-        edges=edges,
-        bad_calls=bad_calls,
-        case=CaseSpec(
-            inputs=case_inputs,
-            sizes=(16, 256, 128),
-            axes=("m", "k", "n"),
-            dtypes=(torch.float16, torch.bfloat16, torch.float32),
-            always=("weight_scale",),
-        ),
         profiles=PROFILES,
     )
 )

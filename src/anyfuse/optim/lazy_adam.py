@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import is_, itemgetter
 from typing import Any
 
@@ -146,7 +146,7 @@ class LazyAdam(FusedOptimizer):
         padding = group["padding_idx"]
         if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int)):
             raise TypeError(f"padding_idx is a {type(padding).__name__}; accepted: an int or None")
-        op.check_options(_options(group), row_step=_counts_rows(group), step=True)
+        op.check_options(_call(group), row_step=_counts_rows(group), step=True)
 
     # ---- the step ----
 
@@ -226,13 +226,13 @@ class LazyAdam(FusedOptimizer):
             _check_update(sharding.local(param), update)
 
     def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Any], grad_scale: float) -> Run:
-        options = _options(group)
+        call = _call(group)
         states = [self._state_of(group, param) for param in params]
         seeds = seeds_of(group, number, params)
-        paddings = [_padding_of(param, options.padding_idx) for param in params]
+        paddings = [_padding_of(param, call.padding_idx) for param in params]
         params = sharding.locals_of(params)
         steps = next_steps(states)
-        op.check_step_values(steps, options)
+        op.check_step_values(steps, call)
         lr = float(group["lr"])
         # Ids of a table that is not contiguous name few rows of it: those alone are copied, by the operator.
         direct = [i for i, p in enumerate(params) if p.is_contiguous() or grads[i].is_dense]
@@ -240,7 +240,7 @@ class LazyAdam(FusedOptimizer):
         others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
         if len(self.param_groups) > 1 or others:
             # More than one native call: the ids of all of them are looked at before the first.
-            op.check_ids([update.indices for update in grads], params, options)
+            op.check_ids(call._replace(indices=[update.indices for update in grads], var=params))
         tables, kept = [params[i] for i in direct], [states[i] for i in direct]
         plan = self._plan(number, tables, kept, lambda: TablePlan(tables, kept))
 
@@ -248,11 +248,11 @@ class LazyAdam(FusedOptimizer):
             if direct:
                 plan.run(
                     [grads[i] for i in direct], [steps[i] for i in direct], [seeds[i] for i in direct],
-                    [paddings[i] for i in direct], lr, grad_scale, options,
+                    [paddings[i] for i in direct], lr, grad_scale, call,
                 )  # fmt: skip
             for i in others:
-                o = replace(options, padding_idx=paddings[i])
-                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, o)
+                own = call._replace(padding_idx=paddings[i])
+                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, own)
             count_steps(states, steps)
 
         return run
@@ -329,7 +329,7 @@ class TablePlan:
         paddings: Sequence[int | None],
         lr: float,
         grad_scale: float,
-        o: op.Options,
+        call: op.Call,
     ) -> None:
         # What is dense and not contiguous passes through buffers that stay; values of rows come with their ids.
         gradients = self._gradients.read([u.gradient if u.is_dense else u.gradient.contiguous() for u in updates])
@@ -344,16 +344,9 @@ class TablePlan:
         rows["lr"], rows["step"], rows["seed"] = lr, steps, seeds
         rows["padding_idx"] = [op.NO_PADDING if padding is None else padding for padding in paddings]
         try:
-            _native(
-                op.Params(
-                    _core.sizeof(op.Params), _core.sizeof(op.Row), rows.ctypes.data, len(rows),
-                    o.beta1, o.beta2, o.epsilon, o.assume_unique, _core.CONVENTIONS["formula"], torch.get_num_threads(),
-                    0, o.weight_decay, grad_scale, op.CORRECTIONS.index(o.bias_correction), o.eps_mode == "outside",
-                    o.decay_mode == "catch_up", o.refuse_negative, o.maximize, bool(o.stochastic_rounding),
-                )
-            )  # fmt: skip
+            _native(op.params(call, rows.ctypes.data, len(rows), grad_scale))
         except IndexError:
-            op.check_ids(indices, self.params, o)  # says which
+            op.check_ids(call._replace(indices=indices, var=self.params))  # says which
             raise
         self._params.write(self.params)
         torch.autograd.graph.increment_version(self.written)
@@ -388,8 +381,19 @@ def _counts_rows(group: Group) -> bool:
     return group["bias_correction"] == "row" or group["decay_mode"] == "catch_up"
 
 
-def _options(group: Group) -> op.Options:
-    return op.Options(
+def _call(group: Group) -> op.Call:
+    """A group's numbers and choices, of no tables yet."""
+    return op.Call(
+        gradient=[],
+        indices=[],
+        m=[],
+        v=[],
+        var=[],
+        row_step=[],
+        lr=[],
+        step=[],
+        grad_scale=None,
+        found_inf=None,
         beta1=float(group["betas"][0]),
         beta2=float(group["betas"][1]),
         epsilon=float(group["eps"]),
@@ -432,7 +436,7 @@ def _run_operator(
     seed: int,
     lr: float,
     grad_scale: float,
-    o: op.Options,
+    call: op.Call,
 ) -> None:
     """The same for one table by the public operator, which takes strided tables, and whose backend may be the
     reference."""
@@ -442,11 +446,11 @@ def _run_operator(
     op.lazy_adam_(
         update.gradient.reshape(-1, dim) if dim else update.gradient.reshape(len(update.gradient), 0),
         update.indices, state["exp_avg"].view(rows, dim), state["exp_avg_sq"].view(rows, dim), table, lr,
-        o.beta1, o.beta2, o.epsilon, convention="formula", row_step=row_step, step=step,
-        bias_correction=False if o.bias_correction == "none" else o.bias_correction,  # type: ignore[arg-type]
-        eps_mode=o.eps_mode, weight_decay=o.weight_decay, decay_mode=o.decay_mode, refuse_negative=True,
-        padding_idx=o.padding_idx, grad_scale=torch.tensor(grad_scale, dtype=torch.float64), maximize=o.maximize,
-        stochastic_rounding=seed if o.stochastic_rounding else None,
+        call.beta1, call.beta2, call.epsilon, convention="formula", row_step=row_step, step=step,
+        bias_correction=False if call.bias_correction == "none" else call.bias_correction,  # type: ignore[arg-type]
+        eps_mode=call.eps_mode, weight_decay=call.weight_decay, decay_mode=call.decay_mode, refuse_negative=True,
+        padding_idx=call.padding_idx, grad_scale=torch.tensor(grad_scale, dtype=torch.float64), maximize=call.maximize,
+        stochastic_rounding=seed if call.stochastic_rounding else None,
     )  # fmt: skip
     if table.data_ptr() != param.data_ptr():
         param.copy_(table.view(param.shape))

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.add_rms_norm_dynamic_quant import LARGEST, _contiguous, _outputs, check
+from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, _outputs, check
 from ._launch import Launch
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
@@ -166,32 +166,21 @@ def kernel(
                 _store_codes(y2, code, row, rows, cols, begin, CODE, ROWS, BLOCK)
 
 
-def launches(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    y_dtype: str,
-    convention: str,
-    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-) -> list[Launch]:
+def launches(call: Call, results: Results) -> list[Launch]:
     """The launches of one call; the tensors are contiguous, results of shape (0,) are not produced."""
     y1, y2, x, scale1, scale2 = results
-    cols = x1.shape[-1]
-    rows = x1.numel() // cols
+    cols = call.x1.shape[-1]
+    rows = call.x1.numel() // cols
     one = cols <= ONE_PASS
     block = max(triton.next_power_of_2(cols), 64) if one else PIECE
     rows_each = max(1, min(ELEMENTS // block, 4))
     arguments: dict[str, Any] = {
-        "x1": x1,
-        "x2": x2,
-        "gamma": gamma,
-        "beta": beta,
-        "smooth1": smooth_scale1,
-        "smooth2": smooth_scale2,
+        "x1": call.x1,
+        "x2": call.x2,
+        "gamma": call.gamma,
+        "beta": call.beta,
+        "smooth1": call.smooth_scale1,
+        "smooth2": call.smooth_scale2,
         "x": x,
         "y1": _produced(y1),
         "y2": _produced(y2),
@@ -200,10 +189,10 @@ def launches(
         "rows": rows,
         "cols": cols,
         "inverse": d.f32(1.0 / cols),
-        "eps": d.f32(epsilon),
-        "Q": LARGEST[y_dtype],
-        "CODE": CODES[y_dtype],
-        "DEVICE": convention == "device",
+        "eps": d.f32(call.epsilon),
+        "Q": LARGEST[call.y_dtype],
+        "CODE": CODES[call.y_dtype],
+        "DEVICE": call.convention == "device",
         "ROWS": rows_each,
         "BLOCK": block,
         "ONE": one,
@@ -218,29 +207,17 @@ def _produced(result: Tensor) -> Tensor | None:
     return result if result.dtype == torch.float32 else result.view(torch.int8)
 
 
-def call(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    output1: bool,
-    output2: bool,
-    y_dtype: str,
-    convention: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    check(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, (output1, output2), y_dtype)
-    results = _outputs(x1, output1, output2, y_dtype)
-    if x1.numel() == 0:  # the maximum of nothing is 0
+def has_kernel(call: Call) -> bool:
+    return True
+
+
+def run(call: Call) -> Results:
+    check(call)
+    results = _outputs(call)
+    if call.x1.numel() == 0:  # the maximum of nothing is 0
         results[3].zero_()
         results[4].zero_()
         return results
-    x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
-    smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
-    for launch in launches(
-        x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, y_dtype, convention, results
-    ):  # fmt: skip
+    for launch in launches(d.with_contiguous(call), results):
         launch.run()
     return results

@@ -62,10 +62,13 @@ def _ema() -> Iterator[Variant]:
     def launch(dtypes: tuple[torch.dtype, ...], mode: int, convention: str, found_inf: Tensor | None) -> Launch:
         sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
         lists: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
-        numbers: list[Any] = [0.1, 0.999, 0.9, 0.999, 1e-8, mode, True, 0.01, convention]
-        step = [torch.tensor([1])]
-        arguments = [*lists, step, *numbers, None, found_inf, False]
-        return apply_fused_ema_adamw.launches(*arguments)[0]
+        numbers: dict[str, Any] = dict(
+            step=[torch.tensor([1])], lr=0.1, ema_decay=0.999, beta1=0.9, beta2=0.999, eps=1e-8, adam_mode=mode,
+            bias_correction=True, weight_decay=0.01, convention=convention, lr_tensor=None, grad_scale=None,
+            found_inf=found_inf, maximize=False, stochastic_rounding=None,
+        )  # fmt: skip
+        call = apply_fused_ema_adamw.Call(*lists, **numbers)
+        return apply_fused_ema_adamw.launches(call)[0]
 
     full, half = (torch.float32,) * 5, (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
     yield Variant("apply_fused_ema_adamw", "fp32", launch(full, 1, "formula", None), True)
@@ -76,10 +79,12 @@ def _ema() -> Iterator[Variant]:
 def _norm() -> Iterator[Variant]:
     def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
         x, weight = _ones(8, cols, dtype=dtype), _ones(cols, dtype=dtype)
-        smooth: list[Any] = [weight, weight] if two else [None, None]
-        results = _outputs(x, True, two, y_dtype)
-        arguments = [x, x, weight, *smooth, weight, 1e-6, y_dtype, convention, results]
-        return add_rms_norm_dynamic_quant.launches(*arguments)[0]
+        smooth = weight if two else None
+        call = add_rms_norm_dynamic_quant.Call(
+            x, x, weight, smooth, smooth, beta=weight, epsilon=1e-6, output1=True, output2=two, y_dtype=y_dtype,
+            convention=convention,
+        )  # fmt: skip
+        return add_rms_norm_dynamic_quant.launches(call, _outputs(call))[0]
 
     name = "add_rms_norm_dynamic_quant"
     yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), True)
@@ -90,22 +95,26 @@ def _norm() -> Iterator[Variant]:
 
 
 def _adam8() -> Iterator[Variant]:
-    def launch(dtypes: tuple[torch.dtype, ...], block_size: int, convention: str, *options: bool) -> Launch:
+    def launch(dtypes: tuple[torch.dtype, ...], block_size: int, convention: str, guarded: bool) -> Launch:
         sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
         floats: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
         codes: list[Any] = [[_ones(size, dtype=torch.uint8) for size in sizes] for _ in range(2)]
         maps: list[Any] = [_ones(256) for _ in range(2)]
         scales: list[Any] = [[_ones(-(-size // block_size)) for size in sizes] for _ in range(2)]
-        numbers: list[Any] = [0.1, 0.9, 0.999, 0.01, 1e-8, 1.0, block_size, convention]
-        step = [torch.tensor([1])]
-        arguments = [*floats, *codes, *maps, *scales, step, *numbers, *options, None, None, False]
-        return apply_adam_w_quant.launches(*arguments)[0]
+        numbers: dict[str, Any] = dict(
+            step=[torch.tensor([1])], lr=0.1, beta1=0.9, beta2=0.999,
+            weight_decay=0.01, eps=1e-8, gnorm_scale=1.0, block_size=block_size, convention=convention,
+            skip_nonfinite=guarded, nonzero_v=guarded, lr_tensor=None, grad_scale=None, found_inf=None, maximize=False,
+            s=[], ema_decay=0.0, stochastic_rounding=None,
+        )  # fmt: skip
+        call = apply_adam_w_quant.Call(*floats, *codes, *maps, *scales, **numbers)
+        return apply_adam_w_quant.launches(call)[0]
 
     name = "apply_adam_w_quant"
-    yield Variant(name, "fp32, blocks of 256", launch((torch.float32,) * 2, 256, "formula", False, False), True)
+    yield Variant(name, "fp32, blocks of 256", launch((torch.float32,) * 2, 256, "formula", False), True)
     mixed = (torch.bfloat16, torch.float32)
-    yield Variant(name, "bf16, blocks of 64, guarded", launch(mixed, 64, "formula", True, True))
-    yield Variant(name, "fp16, blocks of 2048, device", launch((torch.float16,) * 2, 2048, "device", False, False))
+    yield Variant(name, "bf16, blocks of 64, guarded", launch(mixed, 64, "formula", True))
+    yield Variant(name, "fp16, blocks of 2048, device", launch((torch.float16,) * 2, 2048, "device", False))
 
 
 def _lazy() -> Iterator[Variant]:
@@ -113,9 +122,14 @@ def _lazy() -> Iterator[Variant]:
         gradient, indices = _ones(64, dim, dtype=dtypes[0]), torch.arange(64, dtype=ids)
         tables: list[Any] = [[_ones(100, dim)], [_ones(100, dim)], [_ones(100, dim, dtype=dtypes[1])]]
         watch = lazy_adam._watch(torch.device("cpu"))
-        numbers: list[Any] = [0.9, 0.999, 1e-8, "formula", watch]
-        arguments = [[gradient], [indices], *tables, [_ones(1)], *numbers]
-        (group,) = lazy_adam.groups(*arguments)
+        numbers: dict[str, Any] = dict(
+            row_step=[], lr=[_ones(1)], step=[], grad_scale=None, found_inf=None,
+            beta1=0.9, beta2=0.999, epsilon=1e-8, assume_unique=False, convention="formula", bias_correction="none",
+            eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
+            maximize=False, stochastic_rounding=None,
+        )  # fmt: skip
+        call = lazy_adam.Call([gradient], [indices], *tables, **numbers)
+        (group,) = lazy_adam.groups(call, watch)
         order = torch.arange(64)
         return group.keys_launch(), group.launch(group.keys, order), group.launch(group.keys, None)
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.apply_adam_w_quant import _cpu, _device_numbers, _formula_numbers, _op, check
+from ..ops.apply_adam_w_quant import Call, _device_numbers, _formula_numbers, check
 from ._launch import (
     DTYPES,
     Launch,
@@ -197,64 +197,44 @@ def _fp32_numbers(t: Tensor, lr: Tensor, beta1: float, beta2: float, weight_deca
     return torch.stack([(-lr * c2) / c1, c2 * d.f32(eps), decay])
 
 
-def launches(
-    var: Sequence[Tensor],
-    grad: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: Sequence[Tensor],
-    absmax_v: Sequence[Tensor],
-    step: Sequence[Tensor],
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-) -> list[Launch]:
+def launches(call: Call) -> list[Launch]:
     """The launches of one call; the tensors are contiguous and on one device."""
-    if not var:
+    if not call.var:
         return []
-    device = var[0].device
-    sign = -1.0 if maximize else 1.0
-    unscale = sign if grad_scale is None else sign / grad_scale.to(device).double()
-    rows = max(1, TILE // block_size)
+    device = call.var[0].device
+    sign = -1.0 if call.maximize else 1.0
+    unscale = sign if call.grad_scale is None else sign / call.grad_scale.to(device).double()
+    rows = max(1, TILE // call.block_size)
 
     def given(x: float) -> float:
-        return d.f32(x) if convention == "device" else x
+        return d.f32(x) if call.convention == "device" else x
 
     common = {
-        "qmap_m": qmap_m,
-        "qmap_v": qmap_v,
+        "qmap_m": call.qmap_m,
+        "qmap_v": call.qmap_v,
         "unscale": number(unscale, device),
-        "found_inf": None if found_inf is None else number(found_inf != 0, device),
-        "gnorm_scale": d.f32(gnorm_scale),
-        "beta1": d.f32(beta1),
-        "rest1": d.f32(1.0 - given(beta1)),
-        "beta2": d.f32(beta2),
-        "rest2": d.f32(1.0 - given(beta2)),
-        "DEVICE": convention == "device",
-        "SKIP_NONFINITE": skip_nonfinite,
-        "NONZERO_V": nonzero_v,
+        "found_inf": None if call.found_inf is None else number(call.found_inf != 0, device),
+        "gnorm_scale": d.f32(call.gnorm_scale),
+        "beta1": d.f32(call.beta1),
+        "rest1": d.f32(1.0 - given(call.beta1)),
+        "beta2": d.f32(call.beta2),
+        "rest2": d.f32(1.0 - given(call.beta2)),
+        "DEVICE": call.convention == "device",
+        "SKIP_NONFINITE": call.skip_nonfinite,
+        "NONZERO_V": call.nonzero_v,
         "ROWS": rows,
-        "BLOCK": block_size,
+        "BLOCK": call.block_size,
     }
-    tensors = list(zip(var, grad, m, v, absmax_m, absmax_v, strict=True))
-    every = numbers_of_steps(step, len(var), lr, beta1, beta2, weight_decay, eps, convention, device)
+    tensors = list(zip(call.var, call.grad, call.m, call.v, call.absmax_m, call.absmax_v, strict=True))
+    rate = call.lr if call.lr_tensor is None else call.lr_tensor
+    every = numbers_of_steps(
+        call.step, len(tensors), rate, call.beta1, call.beta2, call.weight_decay, call.eps, call.convention, device
+    )
     result = []
     for dtypes, places in by_dtypes(tensors).items():
         group = [tensors[i] for i in places]
         sizes = [each[0].numel() for each in group]
-        starts, tiles = first_blocks(sizes, rows * block_size)
+        starts, tiles = first_blocks(sizes, rows * call.block_size)
         addresses = [[each[k].data_ptr() for each in group] for k in range(6)]
         arguments = {
             "table": table(device, starts, sizes, *addresses),
@@ -264,62 +244,23 @@ def launches(
             "GRAD": DTYPES[dtypes[1]],
             "ALIGNED": aligned(*addresses),
         }
-        result.append(Launch(kernel, (tiles,), common | arguments, num_warps=max(4, rows * block_size // 512)))
+        result.append(Launch(kernel, (tiles,), common | arguments, num_warps=max(4, rows * call.block_size // 512)))
     return result
 
 
-def call(
-    var: list[Tensor],
-    grad: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: list[Tensor],
-    absmax_v: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    s: list[Tensor],
-    ema_decay: float,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(
-        var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, block_size, skip_nonfinite, nonzero_v,
-        lr_tensor, grad_scale, found_inf, maximize, s, stochastic_rounding,
-    )  # fmt: skip
-    codes = all(moment.dtype == torch.uint8 for moment in (*m, *v))
-    if s or stochastic_rounding is not None or not codes:
-        return d.through_cpu(
-            _op._schema, _cpu,
-            (var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v, step, lr, beta1, beta2, weight_decay, eps,
-             gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, lr_tensor, grad_scale, found_inf, maximize,
-             s, ema_decay, stochastic_rounding),
-        )  # fmt: skip
-    in_place = (("var", var), ("m", m), ("v", v), ("absmax_m", absmax_m), ("absmax_v", absmax_v))
-    d.check_memory(in_place, (("grad", grad), ("qmap_m", [qmap_m]), ("qmap_v", [qmap_v])))
-    if on_host(step):
-        first = 0 if convention == "device" else 1
-        smallest = min(d.step_values(step, len(var)), default=first)
+def has_kernel(call: Call) -> bool:
+    codes = all(moment.dtype == torch.uint8 for moment in (*call.m, *call.v))
+    return codes and not call.s and call.stochastic_rounding is None
+
+
+def run(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    if on_host(call.step):
+        first = 0 if call.convention == "device" else 1
+        smallest = min(d.step_values(call.step, len(call.var)), default=first)
         d.require(smallest >= first, f"step is {smallest}; accepted: {first} and above")
-    grad_, (qmap_m, qmap_v) = d.contiguous(grad), d.contiguous((qmap_m, qmap_v))  # kept until the launches are queued
-    var_, m_, v_, absmax_m_, absmax_v_ = (d.contiguous(tensors) for _, tensors in in_place)
-    rate = lr if lr_tensor is None else lr_tensor
-    for launch in launches(
-        var_, grad_, m_, v_, qmap_m, qmap_v, absmax_m_, absmax_v_, step, rate, beta1, beta2, weight_decay, eps,
-        gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, grad_scale, found_inf, maximize,
-    ):  # fmt: skip
+    worked_on = d.with_contiguous(call)  # kept until the launches are queued
+    for launch in launches(worked_on):
         launch.run()
-    return d.write_back((var, var_), (m, m_), (v, v_), (absmax_m, absmax_m_), (absmax_v, absmax_v_))
+    d.write_back(*zip(call.updated, worked_on.updated, strict=True))

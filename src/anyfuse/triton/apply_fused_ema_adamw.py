@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.apply_fused_ema_adamw import _cpu, _op, check
+from ..ops.apply_fused_ema_adamw import Call, check
 from ._launch import (
     DTYPES,
     Launch,
@@ -131,54 +131,35 @@ def corrections(
     return torch.ones_like(result) / result if convention == "device" else result
 
 
-def launches(
-    grad: Sequence[Tensor],
-    var: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    s: Sequence[Tensor],
-    step: Sequence[Tensor],
-    lr: float | Tensor,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-) -> list[Launch]:
+def launches(call: Call) -> list[Launch]:
     """The launches of one call; the tensors are contiguous and on one device."""
-    if not var:
+    if not call.var:
         return []
-    device = var[0].device
-    sign = -1.0 if maximize else 1.0
-    factor = sign if grad_scale is None else (sign / grad_scale.to(device).double()).float()
+    device = call.var[0].device
+    sign = -1.0 if call.maximize else 1.0
+    factor = sign if call.grad_scale is None else (sign / call.grad_scale.to(device).double()).float()
 
     def given(x: float) -> float:
-        return d.f32(x) if convention == "device" else x
+        return d.f32(x) if call.convention == "device" else x
 
     common = {
-        "lr": number(lr, device),
+        "lr": number(call.lr if call.lr_tensor is None else call.lr_tensor, device),
         "factor": number(factor, device),
-        "found_inf": None if found_inf is None else number(found_inf != 0, device),
-        "beta1": d.f32(beta1),
-        "rest1": d.f32(1.0 - given(beta1)),
-        "beta2": d.f32(beta2),
-        "rest2": d.f32(1.0 - given(beta2)),
-        "eps": d.f32(eps),
-        "weight_decay": d.f32(weight_decay),
-        "ema_decay": d.f32(ema_decay),
-        "rest": d.f32(1.0 - given(ema_decay)),
-        "DECOUPLED": adam_mode == 1,
-        "DEVICE": convention == "device",
+        "found_inf": None if call.found_inf is None else number(call.found_inf != 0, device),
+        "beta1": d.f32(call.beta1),
+        "rest1": d.f32(1.0 - given(call.beta1)),
+        "beta2": d.f32(call.beta2),
+        "rest2": d.f32(1.0 - given(call.beta2)),
+        "eps": d.f32(call.eps),
+        "weight_decay": d.f32(call.weight_decay),
+        "ema_decay": d.f32(call.ema_decay),
+        "rest": d.f32(1.0 - given(call.ema_decay)),
+        "DECOUPLED": call.adam_mode == 1,
+        "DEVICE": call.convention == "device",
         "BLOCK": BLOCK,
     }
-    tensors = list(zip(grad, var, m, v, s, strict=True))
-    every = corrections(step, len(var), beta1, beta2, bias_correction, convention, device)
+    tensors = list(zip(call.grad, *call.updated, strict=True))
+    every = corrections(call.step, len(tensors), call.beta1, call.beta2, call.bias_correction, call.convention, device)
     result = []
     for dtypes, places in by_dtypes(tensors).items():
         group = [tensors[i] for i in places]
@@ -196,42 +177,14 @@ def launches(
     return result
 
 
-def call(
-    grad: list[Tensor],
-    var: list[Tensor],
-    m: list[Tensor],
-    v: list[Tensor],
-    s: list[Tensor],
-    step: list[Tensor],
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    adam_mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    lr_tensor: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    maximize: bool,
-    stochastic_rounding: list[int] | None,
-) -> None:
-    check(grad, var, m, v, s, step, adam_mode, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding)
-    if stochastic_rounding is not None:
-        return d.through_cpu(
-            _op._schema, _cpu,
-            (grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, adam_mode, bias_correction, weight_decay,
-             convention, lr_tensor, grad_scale, found_inf, maximize, stochastic_rounding),
-        )  # fmt: skip
-    in_place = (("var", var), ("m", m), ("v", v), ("s", s))
-    d.check_memory(in_place, (("grad", grad),))
-    grad_ = d.contiguous(grad)  # kept until the launches are queued
-    var_, m_, v_, s_ = (d.contiguous(tensors) for _, tensors in in_place)
-    for launch in launches(
-        grad_, var_, m_, v_, s_, step, lr if lr_tensor is None else lr_tensor, ema_decay, beta1, beta2, eps, adam_mode,
-        bias_correction, weight_decay, convention, grad_scale, found_inf, maximize,
-    ):  # fmt: skip
+def has_kernel(call: Call) -> bool:
+    return call.stochastic_rounding is None
+
+
+def run(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    worked_on = d.with_contiguous(call)  # kept until the launches are queued
+    for launch in launches(worked_on):
         launch.run()
-    return d.write_back((var, var_), (m, m_), (v, v_), (s, s_))
+    d.write_back(*zip(call.updated, worked_on.updated, strict=True))

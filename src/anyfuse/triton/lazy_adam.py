@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.lazy_adam import IDS, Options, _cpu, _op, check
+from ..ops.lazy_adam import IDS, Call, check
 from ._launch import DTYPES, Launch, by_dtypes, columns, find, first_blocks, numbers, on_host, table
 from ._maths import narrow, widen
 
@@ -247,88 +247,61 @@ class Group:
         return Launch(kernel, (-(-self.n // rows),), arguments)
 
 
-def groups(
-    gradient: Sequence[Tensor],
-    indices: Sequence[Tensor],
-    m: Sequence[Tensor],
-    v: Sequence[Tensor],
-    var: Sequence[Tensor],
-    lr: Sequence[Tensor],
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    convention: str,
-    watch: _Watch,
-) -> list[Group]:
+def groups(call: Call, watch: _Watch) -> list[Group]:
     """One for each combination of dtypes; gradients and indices are contiguous, tables have any strides."""
-    device = var[0].device
-    if on_host(lr):
-        rates = [-d.f32(float(value)) for value in lr] * (len(var) if len(lr) == 1 else 1)
+    if not call.var:
+        return []
+    count, device = len(call.var), call.var[0].device
+    if on_host(call.lr):
+        rates = [-d.f32(float(value)) for value in call.lr] * (count if len(call.lr) == 1 else 1)
         minus_lr = numbers(rates, device)
     else:
-        minus_lr = -torch.cat([value.to(device).reshape(1).float() for value in lr]).expand(len(var))
+        minus_lr = -torch.cat([value.to(device).reshape(1).float() for value in call.lr]).expand(count)
 
     def given(x: float) -> float:
-        return d.f32(x) if convention == "device" else x
+        return d.f32(x) if call.convention == "device" else x
 
     constants = {
-        "beta1": d.f32(beta1),
-        "rest1": d.f32(1.0 - given(beta1)),
-        "beta2": d.f32(beta2),
-        "rest2": d.f32(1.0 - given(beta2)),
-        "epsilon": d.f32(epsilon),
+        "beta1": d.f32(call.beta1),
+        "rest1": d.f32(1.0 - given(call.beta1)),
+        "beta2": d.f32(call.beta2),
+        "rest2": d.f32(1.0 - given(call.beta2)),
+        "epsilon": d.f32(call.epsilon),
     }
-    tables = list(zip(gradient, indices, m, v, var, strict=True))
+    tables: list[Any] = list(zip(call.gradient, call.indices, call.m, call.v, call.var, strict=True))
     return [
         Group([tables[i] for i in places], columns(minus_lr, places).contiguous(), watch, constants)
         for places in by_dtypes(tables).values()
     ]
 
 
-def has_kernel(
-    indices: Sequence[Tensor | None], row_step: Sequence[Tensor], scalars: Sequence[Any], o: Options
-) -> bool:
+def has_kernel(call: Call) -> bool:
     """Whether a call is the plain one, with ids and a learning rate to be used as it is given."""
-    ids = all(value is not None and value.dtype in IDS for value in indices)
-    absent = not row_step and all(value is None for value in (*scalars, o.stochastic_rounding))
-    plain = o.bias_correction == "none" and o.decay_mode == "touched" and o.weight_decay == 0
-    return ids and absent and plain and not o.refuse_negative and not o.maximize
+    ids = all(value is not None and value.dtype in IDS for value in call.indices)
+    absent = not call.row_step and call.grad_scale is None and call.found_inf is None
+    rounds = call.stochastic_rounding is None
+    plain = call.bias_correction == "none" and call.decay_mode == "touched" and call.weight_decay == 0
+    return ids and absent and rounds and plain and not call.refuse_negative and not call.maximize
 
 
-def call(
-    gradient: list[Tensor],
-    indices: list[Any],
-    m: list[Tensor],
-    v: list[Tensor],
-    var: list[Tensor],
-    row_step: list[Tensor],
-    lr: list[Tensor],
-    step: list[Tensor],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    *options: Any,
-) -> None:
-    o = Options(*options)
-    check(gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, o)
-    if not has_kernel(indices, row_step, (grad_scale, found_inf), o):
-        arguments = (gradient, indices, m, v, var, row_step, lr, step, grad_scale, found_inf, *options)
-        return d.through_cpu(_op._schema, _cpu, arguments)
-    d.check_memory((("m", m), ("v", v), ("var", var)), (("gradient", gradient), ("indices", indices)))
-    if not var:
-        return None
-    device = var[0].device
+def run(call: Call) -> None:
+    check(call)
+    call.check_memory()
+    if not call.var:
+        return
+    device = call.var[0].device
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     watch = _watch(device)
     if not capturing:
         watch.raise_if_seen()
-    gradient_, indices_ = d.contiguous(gradient), d.contiguous(indices)  # kept until the launches are queued
-    numbers = (o.beta1, o.beta2, o.epsilon, o.convention)
-    for group in groups(gradient_, indices_, m, v, var, lr, *numbers, watch):
+    indices = [None if ids is None else ids.contiguous() for ids in call.indices]
+    ready = call._replace(gradient=d.contiguous(call.gradient), indices=indices)  # kept until the launches are queued
+    for group in groups(ready, watch):
         if group.n == 0:
             continue
         group.keys_launch().run()
-        keys, order = (group.keys, None) if o.assume_unique else group.keys.sort(stable=True)
+        keys, order = (group.keys, None) if call.assume_unique else group.keys.sort(stable=True)
         group.launch(keys, order).run()
     if not capturing:
         watch.look()
-    return d.write_back((m, m), (v, v), (var, var))
+    d.write_back(*zip(call.updated, call.updated, strict=True))

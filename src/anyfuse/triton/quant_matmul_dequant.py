@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops.quant_matmul_dequant import LAYOUTS, _ready_weight, check
+from ..ops import _dispatch as d
+from ..ops.quant_matmul_dequant import LAYOUTS, Call, _ready_weight, check
 from ._launch import DTYPES, Launch, fastest
 from ._maths import magnitude_bits, narrow, widen
 
@@ -334,29 +335,19 @@ def quantize_launch(
     return Launch(quantize_kernel, (triton.cdiv(m, rows),), arguments, num_warps=max(1, min(rows * block // 512, 8)))
 
 
-def call(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    quant_mode: str,
-    transpose_weight: bool,
-    packed: list[int],
-    out_dtype: torch.dtype | None,
-    convention: str,
-) -> Tensor:
-    m, n, k, dtype = check(
-        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype
-    )
+def has_kernel(call: Call) -> bool:
+    return True
+
+
+def run(call: Call) -> Tensor:
+    m, n, k, dtype = check(call)
+    x = call.x
     out = torch.empty((*x.shape[:-1], n), dtype=dtype, device=x.device)
     if m == 0 or n == 0:
         return out
-    weight, layout = _ready_weight(weight, transpose_weight, packed)
-    rows = x.contiguous().view(m, k)
-    weight_scale = weight_scale.contiguous().view(n)
-    bias, x_scale, smooth_scale = (t if t is None else t.contiguous() for t in (bias, x_scale, smooth_scale))
+    weight, layout = _ready_weight(call.weight, call.transpose_weight, call.packed)
+    ready = d.with_contiguous(call._replace(weight=weight))
+    rows, x_scale = ready.x.view(m, k), ready.x_scale
     if x.dtype == torch.int8:
         assert x_scale is not None
         q, factor = rows, x_scale.view(m)
@@ -364,8 +355,8 @@ def call(
         pitch = max(-(-k // 16) * 16, 16)  # rows of q begin at multiples of 16 bytes
         q = torch.empty(m, pitch, dtype=torch.int8, device=x.device)
         factor = torch.empty(m, dtype=torch.float32, device=x.device)
-        quantize_launch(rows, smooth_scale, x_scale, q, factor, quant_mode, convention).run()
-    Product(q, factor, weight, layout, weight_scale, bias, out.view(m, n), m, n, k).run()
+        quantize_launch(rows, ready.smooth_scale, x_scale, q, factor, call.quant_mode, call.convention).run()
+    Product(q, factor, weight, layout, ready.weight_scale.view(n), ready.bias, out.view(m, n), m, n, k).run()
     return out
 
 

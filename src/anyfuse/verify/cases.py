@@ -85,14 +85,14 @@ class Case:
 def operator(name: str) -> tuple[OpSpec, CaseSpec]:
     """An operator that cases can be made of, by its stem or the name of its function."""
     for spec in REGISTRY.values():
-        if name in (spec.name, spec.function.__name__) and spec.case is not None:
-            return spec, spec.case
+        if name in (spec.name, spec.function.__name__):
+            return spec, spec.samples.case
     raise ValueError(f"operator {name!r} is unknown; accepted: {', '.join(known())}")
 
 
 def known() -> list[str]:
     """The operators that cases can be made of."""
-    return sorted(spec.name for spec in REGISTRY.values() if spec.case is not None)
+    return sorted(REGISTRY)
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _arguments(
 
 def _optional(spec: OpSpec, tensors: Mapping[str, Tensor]) -> list[str]:
     """The tensors that a case can do without."""
-    defaults, always = _defaults(spec), spec.case.always if spec.case else ()
+    defaults, always = _defaults(spec), spec.samples.case.always
     return [name for name in tensors if defaults.get(name, ...) is None and name not in always]
 
 

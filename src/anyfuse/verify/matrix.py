@@ -126,14 +126,14 @@ def verify(
 
 
 def count_edges(spec: OpSpec) -> int:
-    return len(list(spec.edges()))
+    return len(list(spec.samples.edges()))
 
 
 def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[int | None, Sample]]:
-    for sample in spec.edges():
+    for sample in spec.samples.edges():
         yield None, sample
     for number in range(seed, seed + samples):
-        yield number, spec.draw(Draw(number))
+        yield number, spec.samples.draw(Draw(number))
 
 
 def _try(spec: OpSpec, seed: int | None, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:

@@ -1,0 +1,228 @@
+"""Calls of `apply_adam_w_quant_`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._opspec import BadCall, CaseSpec, Sample, Samples
+from .._sampling import Draw
+from ..formats import codebook
+from ..ops import _dispatch as d
+
+
+def _random_map(draw: Draw) -> Tensor:
+    """Maps that a table encodes, and maps that it cannot: dense, with equal entries, short of 1, one-sided."""
+    kind = draw.choice(("dynamic", "linear", "random", "equal", "dense", "short", "negative", "steps"))
+    if kind in ("dynamic", "linear"):
+        return codebook.create_codebook(kind, signed=draw.chance(0.5))
+    values = draw.normal((256,)) / 3.0
+    if kind == "equal":
+        values = (values * 8.0).round() / 8.0
+    elif kind == "dense":
+        values[:200] = values[0] * (1.0 + draw.normal((200,), scale=1e-6))
+    elif kind == "short":
+        values = values * draw.choice((1e-3, 1e-7, 1e-30))
+    elif kind == "negative":
+        values = -values.abs()
+    elif kind == "steps":
+        values = (values * 128.0).round() / 128.0 + draw.choice((0.0, 1e-4))
+    return values.sort().values
+
+
+def draw(draw: Draw) -> Sample:
+    dtype = draw.choice(d.FLOATS)
+    mixed = draw.chance(0.2)
+    block_size = draw.choice(codebook.BLOCK_SIZES)
+    lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v s".split()}
+    count = draw.choice((1, 1, 1, 2, 5))
+    ema = draw.chance(0.4)
+    for _ in range(count):
+        shape = draw.shape()
+        blocks = -(-math.prod(shape) // block_size)
+        made = {
+            "var": draw.normal(shape, dtype),
+            "grad": draw.normal(shape, draw.choice(d.FLOATS) if mixed else dtype, draw.choice((1.0, 1e-3, 0.0))),
+            "m": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
+            "v": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
+            "absmax_m": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-6, 0.0)),
+            "absmax_v": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-12, 0.0)),
+        }
+        if draw.chance(0.25):
+            made |= {"m": draw.normal(shape), "v": draw.normal(shape).abs()}
+            made |= {"absmax_m": torch.zeros(0), "absmax_v": torch.zeros(0)}
+        if ema:
+            made["s"] = draw.normal(shape, draw.choice(d.FLOATS))
+        for name, tensor in made.items():
+            if tensor.is_floating_point() and draw.chance(0.1):
+                tensor = draw.special(tensor)
+            lists[name].append(draw.view(tensor, writable=name != "grad"))
+    one = count == 1 and draw.chance(0.8)
+    convention = draw.choice(("formula", "device"))
+    steps: list[Any] = [draw.choice((1, 2, 7, 1000, 10**6)) for _ in range(count)]
+    if draw.chance(0.5):
+        steps = [torch.tensor([value]) for value in steps]
+    lr = draw.choice((1e-3, 0.1, 1.0, 0.0))
+    arguments: dict[str, Any] = {name: group[0] if one else group for name, group in lists.items() if group}
+    arguments |= {
+        "qmap_m": draw.view(_random_map(draw)),
+        "qmap_v": draw.view(_random_map(draw)),
+        "step": steps if not one and draw.chance(0.5) else steps[0],
+        "lr": torch.tensor([lr], dtype=torch.float64) if draw.chance(0.1) else lr,
+        "beta1": draw.choice((0.9, 0.5, 0.0)),
+        "beta2": draw.choice((0.999, 0.99, 0.9999)),
+        "weight_decay": draw.choice((0.0, 0.01, 0.5)),
+        "eps": draw.choice((1e-8, 1e-3, 0.0)),
+        "gnorm_scale": draw.choice((1.0, 1.0, 0.37)),
+        "quant_mode": draw.choice((None, "BLOCKWISE")),
+        "block_size": block_size,
+        "convention": convention,
+        "skip_nonfinite": draw.chance(0.3),
+        "nonzero_v": draw.chance(0.3),
+        "maximize": draw.chance(0.2),
+        "grad_scale": torch.tensor([draw.choice((1.0, 1024.0, 3.0))]) if draw.chance(0.2) else None,
+        "found_inf": torch.tensor([float(draw.chance(0.3))]) if draw.chance(0.1) else None,
+        "ema_decay": draw.choice((0.9999, 0.9, 0.0, 1.0)),
+        "stochastic_rounding": draw.choice((None, None, 0, 7, 2**32 - 1)),
+    }
+    arguments.setdefault("s", None)
+    shapes = [tuple(tensor.shape) for tensor in lists["var"]]
+    return Sample(f"shapes={shapes} dtype={dtype} block_size={block_size}", arguments)
+
+
+def case_inputs(
+    draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """A state that a few steps could have left: the codes of moments that belong together."""
+    block_size = attributes["block_size"]
+    codebook.check_block_size(block_size)
+    qmap_m, qmap_v = (codebook.create_codebook("dynamic", signed=signed) for signed in (True, False))
+    moment = draw.normal(shape, scale=0.1)
+    square = moment.square() + draw.normal(shape, scale=0.01).abs()
+    m, absmax_m = codebook.quantize_blockwise(moment, qmap_m, block_size)
+    v, absmax_v = codebook.quantize_blockwise(square, qmap_v, block_size, nonzero=True)
+    return {
+        "var": draw.normal(shape, dtype),
+        "grad": draw.normal(shape, dtype, scale=0.1),
+        "m": m,
+        "v": v,
+        "qmap_m": qmap_m,
+        "qmap_v": qmap_v,
+        "absmax_m": absmax_m,
+        "absmax_v": absmax_v,
+        "step": torch.tensor([10]),
+        "lr": torch.tensor([1e-3]),
+        "grad_scale": torch.tensor([1024.0]),
+        "found_inf": torch.zeros(1),
+    }
+
+
+def edges() -> Iterable[Sample]:
+    """Every size around a vector, a block and a piece of the parallel loop, and a list of all of them."""
+    source = Draw(0)
+    sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
+    maps = {f"qmap_{x}": codebook.create_codebook("dynamic", signed=x == "m") for x in "mv"}
+    for dtype in d.FLOATS:
+        for block_size in (64, 256, 2048):
+            lists = {
+                "var": [source.normal((size,), dtype) for size in sizes],
+                "grad": [source.normal((size,), dtype) for size in sizes],
+                "m": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
+                "v": [torch.from_numpy(source.rng.integers(0, 256, size, dtype="uint8")) for size in sizes],
+                "absmax_m": [source.normal((-(-size // block_size),)).abs() for size in sizes],
+                "absmax_v": [source.normal((-(-size // block_size),)).abs() for size in sizes],
+                "s": [source.normal((size,), dtype) for size in sizes],
+            }
+            common = {**maps, "lr": 1e-3, "weight_decay": 0.01, "block_size": block_size}
+            label = f"{dtype}, blocks of {block_size}"
+            yield Sample(f"{label}, list", {**lists, **common, "step": list(range(1, len(sizes) + 1))})
+            floats = {name: [source.normal((size,)).abs() for size in sizes] for name in "mv"}
+            floats |= {f"absmax_{name}": [torch.zeros(0)] * len(sizes) for name in "mv"}
+            yield Sample(f"{label}, fp32 state", {**lists, **floats, **common, "step": 2, "stochastic_rounding": 3})
+        largest = {name: group[-1] for name, group in lists.items()}
+        yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3, "stochastic_rounding": 9})
+
+
+def bad_calls() -> Iterable[BadCall]:
+    def call(**changes: Any) -> dict[str, Any]:
+        tensors = {
+            "var": torch.ones(3, 100),
+            "grad": torch.ones(3, 100),
+            "m": torch.zeros(3, 100, dtype=torch.uint8),
+            "v": torch.zeros(3, 100, dtype=torch.uint8),
+            "qmap_m": codebook.create_codebook("linear"),
+            "qmap_v": codebook.create_codebook("linear", signed=False),
+            "absmax_m": torch.ones(2),
+            "absmax_v": torch.ones(2),
+        }
+        return {**tensors, "step": 1, "lr": 0.1, **changes}
+
+    for name in ("var", "grad"):
+        for dtype in (torch.float64, torch.int8):
+            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
+    for name in ("m", "v"):
+        for dtype in (torch.float32, torch.int8):
+            yield BadCall(
+                f"{name} of {dtype}",
+                call(**{name: torch.ones(3, 100, dtype=dtype)}),
+                TypeError,
+                "v has" if dtype == torch.float32 else name,
+            )
+        turned = torch.zeros(100, 3, dtype=torch.uint8)
+        yield BadCall(f"{name} of another shape", call(**{name: turned}), ValueError, name)
+    yield BadCall("grad of another shape", call(grad=torch.ones(100, 3)), ValueError, "grad")
+    floats = {"m": torch.zeros(3, 100), "v": torch.zeros(3, 100)}
+    yield BadCall("scales of moments in float32", call(**floats), ValueError, "absmax_m")
+    yield BadCall("s of float64", call(s=torch.ones(3, 100, dtype=torch.float64)), TypeError, "s has dtype")
+    yield BadCall("s of another shape", call(s=torch.ones(100, 3)), ValueError, "s has shape")
+    yield BadCall("s a list", call(s=[torch.ones(3, 100)]), TypeError, "s is a")
+    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
+    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
+    for name in ("absmax_m", "absmax_v"):
+        yield BadCall(f"{name} of float16", call(**{name: torch.ones(2, dtype=torch.float16)}), TypeError, name)
+        for shape in ((1,), (3,), (2, 1)):
+            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.ones(shape)}), ValueError, name)
+    for name in ("qmap_m", "qmap_v"):
+        linear = codebook.create_codebook("linear")
+        yield BadCall(f"{name} of float64", call(**{name: linear.double()}), TypeError, name)
+        for shape in ((255,), (1, 256)):
+            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.zeros(shape)}), ValueError, name)
+        yield BadCall(f"{name} falling", call(**{name: linear.flip(0)}), ValueError, name)
+        for value in (float("nan"), float("inf")):
+            odd = linear.clone()
+            odd[-1] = value
+            yield BadCall(f"{name} with {value}", call(**{name: odd}), ValueError, name)
+    for name in ("grad", "m", "v", "absmax_m", "absmax_v"):
+        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
+        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 100)]}), TypeError, name)
+    lists = {
+        name: [value] for name, value in call().items() if isinstance(value, Tensor) and not name.startswith("qmap")
+    }
+    yield BadCall("lists of different lengths", call(**{**lists, "v": lists["v"] * 2}), ValueError, "v")
+    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
+    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
+    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
+    yield BadCall("step 0", call(step=0, convention="formula"), ValueError, "step")
+    yield BadCall("step -1 on the device", call(step=-1, convention="device"), ValueError, "step")
+    for size in (0, -1, 3, 32, 4096, 2**64, "256", 256.0):
+        yield BadCall(f"block_size {size!r}", call(block_size=size), ValueError, "block_size")
+    yield BadCall("quant_mode", call(quant_mode="TENSORWISE"), ValueError, "quant_mode")
+    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+    yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
+    yield BadCall("grad_scale of int64", call(grad_scale=torch.tensor([2])), TypeError, "grad_scale")
+    yield BadCall("found_inf of two elements", call(found_inf=torch.ones(2)), ValueError, "found_inf")
+    codes, scales, ones = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
+    yield BadCall("m is v", call(m=codes, v=codes), ValueError, "shares memory")
+    yield BadCall("absmax_m is absmax_v", call(absmax_m=scales, absmax_v=scales), ValueError, "shares memory")
+    yield BadCall("grad is var", call(grad=ones, var=ones), ValueError, "shares memory")
+    yield BadCall("expanded m", call(m=torch.zeros(1, 100, dtype=torch.uint8).expand(3, 100)), ValueError, "m has")
+    yield BadCall("s is var", call(s=ones, var=ones), ValueError, "shares memory")
+
+
+SAMPLES = Samples(
+    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS)
+)
