@@ -127,47 +127,6 @@ def test_calls_leak_nothing(name: str) -> None:
     assert more_resident - resident < 2 << 20, f"{more_resident - resident} bytes more after {CALLS} calls"
 
 
-# ---- sizes beyond 32 bits ----
-
-
-def untouched(count: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only where they are written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags=flags), dtype=dtype)
-
-
-def test_lazy_adam_of_a_table_with_more_than_two_to_the_31_elements() -> None:
-    rows, dim = 2**28 + 5, 8
-    ids = torch.tensor([rows - 1, 0, 2**27 + 1, 2**28 + 1, rows - 1])
-    small = {id_: i for i, id_ in enumerate(sorted(set(ids.tolist())))}
-    gradient = Draw(0).normal((len(ids), dim))
-    big = [untouched(rows * dim, torch.float32).view(rows, dim) for _ in range(3)]
-    little = [torch.zeros(len(small), dim) for _ in range(3)]
-    assert big[0].numel() > 2**31
-    anyfuse.lazy_adam_(gradient, ids, *big, lr=0.1)
-    with anyfuse.backend("reference"):
-        anyfuse.lazy_adam_(gradient, torch.tensor([small[i] for i in ids.tolist()]), *little, lr=0.1)
-    assert operators.difference(little, [tensor[list(small)] for tensor in big]) is None
-    assert not big[2][[1, rows - 2]].any()
-
-
-@pytest.mark.slow
-def test_quant_matmul_of_more_than_two_to_the_31_elements() -> None:
-    rows, k, n = 2**16 + 3, 2**15, 3
-    x = untouched(rows * k, torch.int8).view(rows, k)
-    assert x.numel() > 2**31
-    draw = Draw(0)
-    last = (draw.normal((2, k)) * 50).clamp(-127, 127).to(torch.int8)
-    x[-2:] = last
-    weight, weight_scale = (draw.normal((n, k)) * 50).clamp(-127, 127).to(torch.int8), draw.normal((n,)).abs()
-    options: dict[str, Any] = {"out_dtype": torch.float32}
-    got = anyfuse.quant_matmul_dequant(x, weight, weight_scale, x_scale=torch.ones(rows), **options)
-    with anyfuse.backend("reference"):
-        expected = anyfuse.quant_matmul_dequant(last, weight, weight_scale, x_scale=torch.ones(2), **options)
-    assert operators.difference([expected], [got[-2:]]) is None
-    assert not got[:-2].any()
-
-
 # ---- files ----
 
 

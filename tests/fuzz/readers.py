@@ -1,8 +1,11 @@
 """Readers of files that anyone may have written, on any bytes: what they name is read, or refused in words.
 
-As a program, a coverage-guided search by Atheris (`pip install atheris`), which takes libFuzzer's options; run.sh does it:
+As a program, a coverage-guided search by Atheris (`pip install atheris`), which takes options of libFuzzer; `run.sh`
+starts it:
 
-    python tests/fuzz/readers.py manifest|quantized [CORPUS] [-max_total_time=600]
+    python tests/fuzz/readers.py manifest|quantized PROGRAM [CORPUS] [-max_total_time=600]
+
+PROGRAM starts the same again with other options, which `-merge=1` does.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 Note = Callable[[str], object]
 
@@ -67,8 +69,9 @@ PARTS = ("file", "header", "recipe", "config")
 
 
 def make_quantized(folder: Path) -> None:
-    import anyfuse
     import transformers
+
+    import anyfuse
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
     anyfuse.quantize_(model, calibration=None)
@@ -118,7 +121,7 @@ HARNESSES: dict[str, tuple[Callable[[Path], None], Callable[[Path, bytes], None]
 }
 
 
-def main(name: str, options: list[str]) -> None:
+def main(name: str, command: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["anyfuse.verify", "anyfuse.models", "json"]):
@@ -135,7 +138,7 @@ def main(name: str, options: list[str]) -> None:
         folder.mkdir()
         make(folder)
         # libFuzzer ends the process itself
-        atheris.Setup([sys.argv[0], *options], lambda data: read(folder, data))
+        atheris.Setup(command, lambda data: read(folder, data))
         atheris.Fuzz()
 
 
