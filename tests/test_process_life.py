@@ -216,6 +216,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def used_seconds(process: int) -> float:
+    """Processor time of another process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 INTERRUPTED = """
 import sys
 from anyfuse.cli import app
@@ -234,9 +246,7 @@ def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Pat
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, tmp_path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / cases.MANIFEST).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((tmp_path / cases.MANIFEST).exists)
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -245,3 +255,25 @@ def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Pat
     if (tmp_path / cases.MANIFEST).exists():
         cases.run(tmp_path)
         assert all(result.passed for result in cases.compare(tmp_path))
+
+
+VERIFY = "from anyfuse.cli import main; main()"
+
+
+def test_ctrl_c_in_a_long_verify_ends_it_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", VERIFY, "verify", "lazy_adam", "--samples", "1000000", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+    )
+    wait_until(lambda: "libanyfuse.so" in Path(f"/proc/{process.pid}/maps").read_text() or process.poll() is not None)
+    started = used_seconds(process.pid)
+    wait_until(lambda: used_seconds(process.pid) > started + 1 or process.poll() is not None)  # beyond its imports
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert output == "" and "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
