@@ -172,7 +172,8 @@ void matmul(Bytes &in) {
   const auto up = [](int64_t size, int64_t block) { return (size + block - 1) / block * block; };
   const int64_t weights[] = {n * k, n * k, up(k, 32) * up(n, 16), up(n, 32) * up(k, 16), up(n, 16) * up(k, 4)};
   p.x = in.memory(m * k * width(p.x_dtype));
-  p.weight = in.memory(p.weight_layout >= 0 && p.weight_layout < 5 ? weights[p.weight_layout] : 0);
+  // a layout that does not exist is 0 to a struct that ends before it
+  p.weight = in.memory(weights[p.weight_layout >= 0 && p.weight_layout < 5 ? p.weight_layout : 0]);
   p.weight_scale = in.memory(n * width(p.weight_scale_dtype));
   if (in.byte() & 1) p.bias = static_cast<int32_t *>(in.memory(n * 4));
   if (in.byte() & 1) p.x_scale = in.memory((p.quant_mode == ANYFUSE_PER_TENSOR ? 1 : m) * width(p.x_scale_dtype));
