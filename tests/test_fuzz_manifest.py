@@ -14,6 +14,8 @@ from longer import search
 
 from anyfuse.verify import cases
 
+CORPUS = Path(__file__).parent / "fuzz" / "corpus" / "manifest"
+
 NUMBERS = st.one_of(
     st.integers(-3, 5), st.integers(), st.floats(), st.sampled_from([2**31, 2**48, 2**63, 2**64, 10**400])
 )
@@ -78,3 +80,10 @@ def test_a_manifest_with_bytes_changed(case: Path, data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(text) - 1))
         text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     read_manifest(case, bytes(text), event)
+
+
+def test_inputs_that_the_fuzzer_has_found(case: Path) -> None:
+    paths = sorted(CORPUS.iterdir())
+    assert paths
+    for path in paths:
+        read_manifest(case, path.read_bytes())
