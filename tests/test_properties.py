@@ -265,3 +265,16 @@ def test_a_lazily_negated_tensor_works_or_is_refused_by_name(spec: OpSpec) -> No
         else:
             wanted = operators.tensors_of(spec.function(**expected))
             assert all(map(same_bits, wanted, (t.resolve_neg() for t in operators.tensors_of(got)))), name
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_grad_scale_of_zero_is_refused(spec: OpSpec, backend: str) -> None:
+    """0 stands for "none" in the C API, and divides in the reference."""
+    arguments = next(samples_with_many_elements(spec))
+    if "grad_scale" not in inspect.signature(spec.function).parameters:
+        return
+    given = clone_with_storage(arguments)
+    changed = {"grad_scale": torch.zeros(1), "found_inf": None}
+    with anyfuse.backend(backend), pytest.raises(ValueError, match="grad_scale holds 0"):
+        spec.function(**{**given, **changed})
+    assert whole_memory_equal(arguments, given)
