@@ -91,7 +91,7 @@ void ema(Bytes &in) {
   anyfuse_apply_fused_ema_adamw_row rows[3] = {};
   anyfuse_apply_fused_ema_adamw_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
   const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
@@ -139,7 +139,7 @@ void lazy(Bytes &in) {
   anyfuse_lazy_adam_row rows[3] = {};
   anyfuse_lazy_adam_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
   const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
@@ -198,7 +198,7 @@ void adamw(Bytes &in) {
   anyfuse_apply_adam_w_quant_row rows[3] = {};
   anyfuse_apply_adam_w_quant_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
   const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   p.block_size = in.one_in(16) ? in.pick<int64_t>({0, -1, 100, INT64_MAX}) : 64 << in.below(6);
