@@ -620,7 +620,7 @@ def _cpu(call: Call) -> None:
     lrs = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
     steps = d.step_values(call.step, count) if call.step else [0] * count
     check_step_values(steps, call)
-    scale = 1.0 if call.grad_scale is None else float(call.grad_scale)
+    scale = d.grad_scale_value(call.grad_scale)
     if use_reference():
         check_ids(call)
         factor, seeds = (-1.0 if call.maximize else 1.0) / scale, call.stochastic_rounding
