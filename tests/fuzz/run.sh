@@ -38,13 +38,16 @@ fuzz() { # name, options of libFuzzer
 mkdir -p "$build"
 [[ " ${names[*]} " =~ \ (core|face)\  ]] && build_c
 for name in "${names[@]}"; do
-  found=$build/corpus/$name kept=tests/fuzz/corpus/$name
+  found=$build/corpus/$name kept=tests/fuzz/corpus/$name archive=$PWD/tests/fuzz/corpus/$name.tar.xz
+  [ -f "$archive" ] && kept=$build/kept/$name # many small files
   mkdir -p "$found" "$kept"
+  [ -f "$archive" ] && (cd "$kept" && cmake -E tar xf "$archive")
   if [ "$task" = keep ]; then
     smaller=$(mktemp -d)
     fuzz "$name" -merge=1 -use_counters=0 "$smaller" "$kept" "$found" # an input for each edge, not for each count of it
     [ -n "$(ls "$smaller")" ] || { echo "nothing was kept" && exit 1; }
     rm -rf "$kept" && mv "$smaller" "$kept" && chmod 755 "$kept"
+    [ -f "$archive" ] && (cd "$kept" && cmake -E tar cJf "$archive" -- *)
   else
     fuzz "$name" -max_total_time="$task" -timeout=20 -rss_limit_mb=4096 -artifact_prefix="$build/" -print_final_stats=1 \
       "$found" "$kept"
