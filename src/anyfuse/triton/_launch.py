@@ -173,10 +173,12 @@ def on_host(values: Sequence[Tensor]) -> bool:
     return all(value.device.type == "cpu" for value in values)
 
 
-def device_steps(step: Sequence[Tensor], count: int, device: torch.device) -> Tensor:
-    """The steps of `count` tensors as float64 on the device."""
-    values = torch.cat([value.to(device).reshape(1) for value in step]).double()
-    return values.expand(count) if len(step) == 1 else values
+def spread(values: Sequence[Tensor], count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One-element tensors, one for all or one for each of `count`, as one contiguous tensor on the device."""
+    if on_host(values) and len({value.item() for value in values}) == 1:  # filled in, which a CUDA graph can capture
+        return torch.full((count,), values[0].item(), dtype=dtype, device=device)
+    each = torch.cat([value.to(device=device, dtype=dtype).reshape(1) for value in values])
+    return each.expand(count).contiguous()
 
 
 # ---- the fastest of several launches ----
