@@ -84,17 +84,26 @@ def _kind(value: Any) -> tuple[str, bool]:
 
 # ---- lists of tensors ----
 
-#: Tables that a captured CUDA graph reads. The graph may be replayed at any time: they are never freed.
+#: What a captured CUDA graph reads and no caller holds. The graph may be replayed at any time: it is never freed.
 _captured: list[Tensor] = []
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def held(tensor: Tensor) -> Tensor:
+    """A cached tensor for a launch; it stays where it is as long as a graph may read it."""
+    if capturing(tensor.device):
+        _captured.append(tensor)
+    return tensor
 
 
 def table(device: torch.device, *columns: Sequence[int]) -> Tensor:
     """int64 (columns, n) on the device. A list of the same tensors gets the same table again: a training loop copies
     it once, and a step that is captured after a first one copies nothing."""
-    result = _table(device, *map(tuple, columns))
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(result)
-    return result
+    return held(_table(device, *map(tuple, columns)))
 
 
 @lru_cache(maxsize=256)
