@@ -24,6 +24,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 #: Triton's name of a torch dtype.
 NAMES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -120,11 +121,11 @@ def first_blocks(sizes: Sequence[int], block: int) -> tuple[list[int], int]:
     return starts, total
 
 
-def by_dtypes(tensors: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
-    """The places of a list whose tensors have the same dtypes: one launch each."""
-    groups: dict[tuple[torch.dtype, ...], list[int]] = {}
+def by_dtypes(tensors: Sequence[Sequence[Tensor | None]]) -> dict[tuple[Any, ...], list[int]]:
+    """The places of a list whose tensors have the same dtypes (None: no tensor): one launch each."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, each in enumerate(tensors):
-        groups.setdefault(tuple(tensor.dtype for tensor in each), []).append(i)
+        groups.setdefault(tuple(None if tensor is None else tensor.dtype for tensor in each), []).append(i)
     return groups
 
 
