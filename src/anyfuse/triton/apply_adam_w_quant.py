@@ -293,8 +293,8 @@ def _fp32_numbers(t: Tensor, lr: Tensor, beta1: float, beta2: float, weight_deca
     return torch.stack([(-lr * c2) / c1, c2 * d.f32(eps), decay])
 
 
-def launches(call: Call) -> list[Launch]:
-    """The launches of one call; the tensors are contiguous and on one device."""
+def launches(call: Call, guide_m: Tensor | None, guide_v: Tensor | None) -> list[Launch]:
+    """The launches of one call; the tensors are contiguous and on one device. Without codes there are no guides."""
     if not call.var:
         return []
     device = call.var[0].device
@@ -321,9 +321,7 @@ def launches(call: Call) -> list[Launch]:
         "ROWS": rows,
         "BLOCK": call.block_size,
     }
-    codes = {"qmap_m": call.qmap_m, "qmap_v": call.qmap_v}
-    if any(m.dtype == torch.uint8 for m in call.m):
-        codes |= {"guide_m": guide_of(call.qmap_m), "guide_v": guide_of(call.qmap_v)}
+    codes = {"qmap_m": call.qmap_m, "qmap_v": call.qmap_v, "guide_m": guide_m, "guide_v": guide_v}
     lists = (call.var, call.grad, call.m, call.v, call.absmax_m, call.absmax_v, *([call.s] if call.s else []))
     tensors = list(zip(*lists, strict=True))
     rate = call.lr if call.lr_tensor is None else call.lr_tensor
@@ -347,9 +345,9 @@ def launches(call: Call) -> list[Launch]:
             "GRAD": DTYPES[dtypes[1]],
             "S": DTYPES[dtypes[6]] if call.s else None,
             "ALIGNED": aligned(*addresses),
-            **(codes if dtypes[2] == torch.uint8 else dict.fromkeys(("qmap_m", "qmap_v", "guide_m", "guide_v"))),
+            **(codes if dtypes[2] == torch.uint8 else dict.fromkeys(codes)),
         }
-        result.append(Launch(kernel, (tiles,), common | arguments, num_warps=max(4, rows * call.block_size // 512)))
+        result.append(Launch(kernel, (tiles,), common | arguments, num_warps=max(4, rows * call.block_size // 256)))
     return result
 
 
@@ -361,6 +359,8 @@ def run(call: Call) -> None:
         smallest = min(d.step_values(call.step, len(call.var)), default=first)
         d.require(smallest >= first, f"step is {smallest}; accepted: {first} and above")
     worked_on = d.with_contiguous(call)  # kept until the launches are queued
-    for launch in launches(worked_on):
+    coded = any(m.dtype == torch.uint8 and m.numel() for m in call.m)
+    guides = [guide_of(qmap) if coded else None for qmap in (worked_on.qmap_m, worked_on.qmap_v)]
+    for launch in launches(worked_on, *guides):
         launch.run()
     d.write_back(*zip(call.updated, worked_on.updated, strict=True))
