@@ -97,7 +97,9 @@ def numbers_of_lazy_adam_from_device_tensors() -> None:
 
     spec = anyfuse._REGISTRY["lazy_adam"]
     drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1300))
-    corrected = [sample for sample in drawn if sample.arguments.get("bias_correction") and small(spec, sample.arguments)]
+    corrected = [
+        sample for sample in drawn if sample.arguments.get("bias_correction") and small(spec, sample.arguments)
+    ]
     with mock.patch.object(lazy_adam, "on_host", lambda _: False):
         for sample in corrected[:12]:
             assert (problem := compare(spec, sample)) is None, problem

@@ -61,11 +61,10 @@ def narrow_randomly(x, random, DTYPE: tl.constexpr):
     """A float32 value rounded by chance to a DTYPE of 16 bits, as `ops._rounding` does it."""
     u = x.to(tl.int32, bitcast=True)
     magnitude = u & 0x7FFFFFFF
+    LARGEST: tl.constexpr = 0x7F7F if DTYPE == tl.bfloat16 else 0x7BFF  # the bits of the largest number
     if DTYPE == tl.bfloat16:
-        LARGEST: tl.constexpr = 0x7F7F
         code = (magnitude + (random & 0xFFFF)) >> 16
     else:
-        LARGEST: tl.constexpr = 0x7BFF
         dither = random & 0x1FFF
         # Below 2^-14 a half has the step 2^-24: as whole multiples of 2^-37, of which 13 bits are dropped.
         is_small = magnitude < (113 << 23)

@@ -1,12 +1,12 @@
 """apply_adam_w_quant on GPUs. The mathematics is in `ops/apply_adam_w_quant.py`.
 
-A list of tensors is one launch for each combination of dtypes in it, so that moments of 8 and of 32 bits may stand side
-by side; a program takes whole blocks of states. Codes are found by a guide, one for each map, that says where to look in
-it, and by comparisons that say whether it was right (`_guided`). Results are built to equal the CPU's bit for bit on
-NVIDIA. With steps or a learning rate on the device, what depends on them is computed there in double, by that device's
-pow, which is not always the C library's: about once in 2^19 steps a number may round otherwise to fp32. On AMD the
-compiler expands a division into a sequence of fused multiply-adds; that its last bit is the correctly rounded one, on
-which a code may depend, is not promised. Maps and steps on the device are not looked at.
+A list of tensors is one launch for each combination of dtypes in it, so that moments of 8 and of 32 bits may stand
+side by side; a program takes whole blocks of states. Codes are found by a guide, one for each map, that says where to
+look in it, and by comparisons that say whether it was right (`_guided`). Results are built to equal the CPU's bit for
+bit on NVIDIA. With steps or a learning rate on the device, what depends on them is computed there in double, by that
+device's pow, which is not always the C library's: about once in 2^19 steps a number may round otherwise to fp32. On AMD
+the compiler expands a division into a sequence of fused multiply-adds; that its last bit is the correctly rounded one,
+on which a code may depend, is not promised. Maps and steps on the device are not looked at.
 """
 
 from __future__ import annotations
@@ -134,10 +134,7 @@ def _step(
         mask = at < numel
     at_var = pointer(table, 3 * count + i, VAR, ALIGNED) + at
     at_grad = pointer(table, 4 * count + i, GRAD, ALIGNED) + at
-    if guide_m is not None:
-        STATE: tl.constexpr = tl.uint8
-    else:
-        STATE: tl.constexpr = tl.float32
+    STATE: tl.constexpr = tl.float32 if guide_m is None else tl.uint8
     at_m = pointer(table, 5 * count + i, STATE, ALIGNED) + at
     at_v = pointer(table, 6 * count + i, STATE, ALIGNED) + at
     if WHOLE:

@@ -420,7 +420,8 @@ class Group:
         def of(values: Sequence[Any]) -> list[Any]:
             return [values[i] for i in places]
 
-        gradient, indices, m, v, var = map(of, (call.gradient, call.indices, call.m, call.v, call.var))
+        gradient, indices = of(call.gradient), of(call.indices)
+        m, v, var = of(call.m), of(call.v), of(call.var)
         device = var[0].device
         sizes = [t.shape[0] for t in gradient]
         starts, self.blocks = first_blocks(sizes, KEYS)
