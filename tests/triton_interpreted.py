@@ -22,7 +22,7 @@ from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.formats import codebook
 
 #: Random calls of each operator; more where there are more options.
-DRAWS = {"lazy_adam": 120, "apply_adam_w_quant": 70}
+DRAWS = {"lazy_adam": 100, "apply_adam_w_quant": 50}
 
 #: Elements that the interpreter takes in a reasonable time: a program of lazy_adam steps few of them.
 ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
