@@ -114,6 +114,10 @@ def guides_are_proposals() -> None:
         for signed in (True, False):
             qmap = codebook.create_codebook(kind, signed)
             assert len((qmap.view(torch.int32) >> 16).unique()) == 256  # no two entries share one of a guide
+    guide = adam.guide_of(qmap)
+    assert adam.guide_of(qmap) is guide
+    qmap.mul_(0.5)
+    assert not torch.equal(adam.guide_of(qmap), guide)
     spec = anyfuse._REGISTRY["apply_adam_w_quant"]
     drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1300))
     coded = [sample for sample in drawn if small(spec, sample.arguments) and _has_codes(sample)]
