@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from .. import ops
 from ..ops.add_rms_norm_dynamic_quant import _outputs
 from ..ops.quant_matmul_dequant import LAYOUTS
 from . import (
@@ -67,7 +68,7 @@ def _ema() -> Iterator[Variant]:
             bias_correction=True, weight_decay=0.01, convention="formula", lr_tensor=None, grad_scale=None,
             found_inf=None, maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = apply_fused_ema_adamw.Call(*lists, **(numbers | changes))
+        call = ops.apply_fused_ema_adamw.Call(*lists, **(numbers | changes))
         return apply_fused_ema_adamw.launches(call)[0]
 
     name, half = "apply_fused_ema_adamw", (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
@@ -82,7 +83,7 @@ def _norm() -> Iterator[Variant]:
     def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
         x, weight = _ones(8, cols, dtype=dtype), _ones(cols, dtype=dtype)
         smooth = weight if two else None
-        call = add_rms_norm_dynamic_quant.Call(
+        call = ops.add_rms_norm_dynamic_quant.Call(
             x, x, weight, smooth, smooth, beta=weight, epsilon=1e-6, output1=True, output2=two, y_dtype=y_dtype,
             convention=convention,
         )  # fmt: skip
@@ -114,7 +115,7 @@ def _adam8() -> Iterator[Variant]:
             grad_scale=None, found_inf=None, maximize=False, s=ema[0] if ema else [], ema_decay=0.999,
             stochastic_rounding=None,
         )  # fmt: skip
-        call = apply_adam_w_quant.Call(var, grad, *moments, *maps, *scales, **(numbers | changes))
+        call = ops.apply_adam_w_quant.Call(var, grad, *moments, *maps, *scales, **(numbers | changes))
         return apply_adam_w_quant.launches(call, guide, guide)[0]
 
     name, full = "apply_adam_w_quant", (torch.float32,) * 2
@@ -146,7 +147,7 @@ def _lazy() -> Iterator[Variant]:
             eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
             maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = lazy_adam.Call([_ones(rows, dim, dtype=dtypes[0])], [indices], *tables, **(numbers | changes))
+        call = ops.lazy_adam.Call([_ones(rows, dim, dtype=dtypes[0])], [indices], *tables, **(numbers | changes))
         of_call = lazy_adam.Numbers(call)
         (group,) = lazy_adam.groups(call, watch, of_call)
         rates, result = _ones(1, dtype=torch.float64), _ones(3, 1)
