@@ -30,10 +30,10 @@ def test_it_says_that_there_is_no_gpu(
 
 
 def test_equality_counts_samples_and_names_the_first_difference(spec: OpSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, result = gpu.equality(spec, CPU, draws=6, seconds=1.0)
+    *_, result = gpu.equality(spec, CPU, draws=6, seconds=0.3)
     assert result["compared"] == result["equal"] > 0
     monkeypatch.setattr(gpu, "same_bits", lambda a, b: False)
-    *_, result = gpu.equality(spec, CPU, draws=1, seconds=1.0)
+    *_, result = gpu.equality(spec, CPU, draws=1, seconds=0.3)
     assert result["equal"] < result["compared"] and result["first_difference"] is not None
 
 
@@ -120,7 +120,7 @@ def test_the_report_is_kept_after_each_part(monkeypatch: pytest.MonkeyPatch, tmp
 
     def run(part: gpu.Part, copies: float | None) -> tuple[list[dict[str, Any]], str]:
         assert part.seconds <= (100.0 if part.kind == "equality" else 450.0)
-        part = replace(part, draws=2, device="cpu", seconds=0.5)
+        part = replace(part, draws=2, device="cpu", seconds=0.2)
         results = list(gpu.results_of(part, copies, gpu.once)) if part.kind != "speed" else [FIGURES]
         return results, "complete" if part.name != "equality lazy_adam" else "stopped after 9 s"
 

@@ -22,14 +22,14 @@ from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.formats import codebook
 
 #: Random calls of each operator; more where there are more options.
-DRAWS = {"lazy_adam": 100, "apply_adam_w_quant": 50}
+DRAWS = {"lazy_adam": 90, "apply_adam_w_quant": 45}
 
 #: Elements that the interpreter takes in a reasonable time: a program of lazy_adam steps few of them.
-ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
+ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 15_000}
 
 
 def samples(spec: OpSpec) -> list[Sample]:
-    drawn = [spec.samples.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 45))]
+    drawn = [spec.samples.draw(Draw(seed)) for seed in range(DRAWS.get(spec.name, 32))]
     return [*drawn, *spec.samples.edges()]
 
 
@@ -96,14 +96,14 @@ def numbers_of_lazy_adam_from_device_tensors() -> None:
     from anyfuse.triton import lazy_adam
 
     spec = anyfuse._REGISTRY["lazy_adam"]
-    drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1300))
+    drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1100))
     corrected = [
         sample for sample in drawn if sample.arguments.get("bias_correction") and small(spec, sample.arguments)
     ]
     with mock.patch.object(lazy_adam, "on_host", lambda _: False):
-        for sample in corrected[:12]:
+        for sample in corrected[:8]:
             assert (problem := compare(spec, sample)) is None, problem
-    assert len(corrected) >= 12
+    assert len(corrected) >= 8
 
 
 def guides_are_proposals() -> None:
@@ -119,12 +119,12 @@ def guides_are_proposals() -> None:
     qmap.mul_(0.5)
     assert not torch.equal(adam.guide_of(qmap), guide)
     spec = anyfuse._REGISTRY["apply_adam_w_quant"]
-    drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1300))
+    drawn = (spec.samples.draw(Draw(seed)) for seed in range(1000, 1100))
     coded = [sample for sample in drawn if small(spec, sample.arguments) and _has_codes(sample)]
     noise = torch.from_numpy(Draw(0).rng.integers(0, 256, adam.GUIDE, dtype="uint8"))
     for guide in (torch.zeros_like(noise), noise, torch.full_like(noise, 255)):
         with mock.patch.object(adam, "guide_of", lambda _, guide=guide: guide):
-            for sample in coded[:3]:
+            for sample in coded[:2]:
                 assert (problem := compare(spec, sample)) is None, problem
 
 
