@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from anyfuse.cli import machine
+from anyfuse._machine import machine
 from anyfuse.demo.model import Config, Model, loss
 from anyfuse.demo.study import BATCH, STEPS, VOCABULARY
 from anyfuse.demo.text import build_vocabulary, corpus

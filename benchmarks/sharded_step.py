@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from anyfuse._machine import machine
 from anyfuse.bench.measure import Settings
 from anyfuse.bench.timing import Neighbours
-from anyfuse.cli import machine
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
 
 SIDE, COUNT = 1024, 16
