@@ -24,6 +24,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+import anyfuse
 from anyfuse.cli import app
 
 _FENCE = re.compile(
@@ -94,8 +95,9 @@ def _bash(code: str, place: str, folder: Path) -> str:
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m anyfuse "$@"\n')
     program.chmod(0o755)
     path = os.pathsep.join((str(program.parent), os.environ.get("PATH", "")))
+    package = str(Path(anyfuse.__file__).resolve().parent.parent)
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", code], cwd=folder, env={**os.environ, "PATH": path},
+        ["bash", "-euo", "pipefail", "-c", code], cwd=folder, env={**os.environ, "PATH": path, "PYTHONPATH": package},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, f"{place}: exit status {done.returncode}\n{done.stdout}{done.stderr}"

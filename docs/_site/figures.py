@@ -1,6 +1,6 @@
 """The measured figures that are told in several places: one table, docs/figures.json, in two languages.
 
-    python docs/_site/figures.py        # writes them into README.md and README.zh-CN.md, between their marks
+python docs/_site/figures.py        # writes them into README.md and README.zh-CN.md, between their marks
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SOURCE = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8")
 MACHINE: dict[str, str] = SOURCE["machine"]
 READMES = {"en": ROOT / "README.md", "zh": ROOT / "README.zh-CN.md"}
 HEADINGS = {"en": ("case", "figure", "command"), "zh": ("场景", "结果", "复现命令")}
-MARKS = re.compile(r"(?<=<!-- figures -->\n).*?(?=\n<!-- /figures -->)", re.DOTALL)
+MARKS = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
 
 
 def table(language: str, operator: str | None = None) -> str:
@@ -29,7 +29,7 @@ def table(language: str, operator: str | None = None) -> str:
 
 def filled(text: str, language: str) -> str:
     """A page with its figures between the marks."""
-    return MARKS.sub(lambda _: table(language), text)
+    return MARKS.sub(lambda _: table(language) + "\n", text)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Module docstrings of operators as Markdown, their formulas set as formulas.
 
-A docstring writes formulas in indented blocks, a line each, in the order of rounding, with remarks in parentheses behind
-several spaces. Here each line becomes a row: left side, equals sign, right side, remark.
+A docstring writes formulas in indented blocks, a line each, in the order of rounding, with remarks behind several
+spaces. Here each line becomes a row: left side, equals sign, right side, remark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def markdown(docstring: str) -> str:
 
 def _blocks(text: str) -> list[tuple[bool, list[str]]]:
     """Runs of lines between blank ones, and whether each is indented as a block of its own."""
-    paragraphs = [list(lines) for blank, lines in groupby(text.splitlines(), lambda line: not line.strip()) if not blank]
+    paragraphs = [
+        list(lines) for blank, lines in groupby(text.splitlines(), lambda line: not line.strip()) if not blank
+    ]
     result: list[tuple[bool, list[str]]] = []
     for lines in paragraphs:
         if lines[0].startswith("    "):
