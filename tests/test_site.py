@@ -101,7 +101,7 @@ def test_site_can_be_searched(site: Path) -> None:
 
 
 def test_formulas_are_set(spec: OpSpec) -> None:
-    """The words of a docstring's formulas all stand in the typeset ones, and letters, powers and roots are what they mean."""
+    """The words of a docstring's formulas all stand in the typeset ones; letters, powers and roots are set."""
     sys.path.insert(0, str(ROOT / "docs" / "_site"))
     try:
         maths = importlib.import_module("maths")

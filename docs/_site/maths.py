@@ -1,7 +1,7 @@
 """Module docstrings of operators as Markdown, their formulas set as formulas.
 
-A docstring writes formulas in indented blocks, a line each, in the order of rounding, with remarks behind several
-spaces. Here each line becomes a row: left side, equals sign, right side, remark.
+A docstring writes formulas in indented blocks, in the order of rounding, with remarks behind several spaces. Here each
+formula becomes a row: left side, equals sign, right side, remark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GREEK = {"beta": "β", "gamma": "γ", "epsilon": "ε", "eps": "ε"}
 _NAME = re.compile(r"\b(beta|gamma|epsilon|eps)(?=[0-9_]|\b)")
 _POWER = re.compile(r"\^(\([^()]*\)|\w+)")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-zβγε])(?:_([a-z])|([12]))\b")
-_ROW = re.compile(r"(?P<left>\S.*?) = (?P<right>.*)")
+_MINUS = re.compile(r"(?<![\w)′])-(?=[\w(])")
 
 
 def markdown(docstring: str) -> str:
@@ -23,7 +23,7 @@ def markdown(docstring: str) -> str:
     parts = []
     for indented, lines in _blocks(inspect.cleandoc(docstring)):
         if not indented:
-            parts.append("\n".join(lines))
+            parts.append(re.sub(r"(?<=\n)(?=- )", "\n", "\n".join(lines), count=0 if lines[0].startswith("- ") else 1))
         elif any(" = " in line for line in lines):
             parts.append(formulas(lines))
         else:
@@ -41,33 +41,39 @@ def _blocks(text: str) -> list[tuple[bool, list[str]]]:
         if lines[0].startswith("    "):
             result.append((True, inspect.cleandoc("\n".join(lines)).splitlines()))
         else:
-            result.append((False, lines))
+            result.append((False, inspect.cleandoc("\n".join(lines)).splitlines()))
     return result
 
 
 def formulas(lines: list[str]) -> str:
-    rows = "\n".join(_row(line) for line in lines)
+    rows = "\n".join(row for line in lines for row in _rows(line))
     return f'<table class="maths">\n<tbody>\n{rows}\n</tbody>\n</table>'
 
 
-def _row(line: str) -> str:
-    """One formula. Parts of a line are divided by two spaces or more; the last is a remark when it has no formula."""
-    line = re.sub(r"\s+= ", " = ", line.strip())
-    found = _ROW.fullmatch(line)
-    if found is None:
-        return f'<tr><td></td><td></td><td colspan="2">{typeset(line)}</td></tr>'
-    first, *others = re.split(r"\s{2,}", found["right"])
-    remark = others.pop() if others and " = " not in others[-1] else ""
-    right = " &emsp; ".join(typeset(part) for part in (first, *others))
-    cells = (typeset(found["left"]), "=", right, typeset(remark))
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def _rows(line: str) -> list[str]:
+    """The rows of a line, whose parts are divided by two spaces or more. A part without `=` is a remark to the formula
+    before it."""
+    rows: list[tuple[str, str, str]] = []
+    for part in re.split(r"\s{2,}", re.sub(r"\s+= ", " = ", line.strip())):
+        left, equals, right = part.removesuffix(",").partition(" = ")
+        if equals:
+            rows.append((left, right, ""))
+        elif rows:
+            left, right, remark = rows[-1]
+            rows[-1] = (left, right, f"{remark} {part}".strip())
+        else:
+            rows.append(("", "", part))
+    return [
+        f"<tr><td>{typeset(left)}</td><td>{'=' if left else ''}</td><td>{typeset(right)}</td>"
+        f"<td>{typeset(remark)}</td></tr>"
+        for left, right, remark in rows
+    ]
 
 
 def typeset(text: str) -> str:
     """A formula as HTML: Greek letters, powers, subscripts, roots, primes and minus signs."""
-    text = re.sub(r"\s{2,}", " \u2003 ", escape(text, quote=False))
-    text = _NAME.sub(lambda match: GREEK[match[1]], text)
-    text = text.replace(" - ", " − ").replace("sqrt", "√")
+    text = _NAME.sub(lambda match: GREEK[match[1]], escape(text, quote=False))
+    text = _MINUS.sub("−", text.replace(" - ", " − ")).replace("sqrt", "√")
     text = re.sub(r"'(?![a-z])", "′", text)
     text = _POWER.sub(lambda match: f"<sup>{match[1].removeprefix('(').removesuffix(')')}</sup>", text)
     return _SUBSCRIPT.sub(lambda match: f"<sub>{match[1] or match[2]}</sub>", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,9 @@ from anyfuse._opspec import REGISTRY, OpSpec
 from anyfuse._soc import ANY, PRODUCTS, limits_on
 from anyfuse.aclnn import PROTOTYPES
 from anyfuse.cli import app
+
+#: Lines that click does not fill, as examples are written.
+_AS_TYPED = re.compile(r"\x08\n((?:.+\n)+)")
 
 #: Modules with a page of their own.
 MODULES = (
@@ -82,17 +86,19 @@ def operator_page(spec: OpSpec) -> str:
 
 
 def products(spec: OpSpec) -> str:
-    lines = ["| product | sold as | argument | accepted |", "| --- | --- | --- | --- |"]
+    """A row for all products that take the same."""
+    rows: dict[str, list[str]] = {}
     for product, sold_as in PRODUCTS.items():
-        if product == ANY:
-            continue
-        limits = limits_on(product, spec.profiles)
-        if not limits:
-            lines.append(f"| {product} | {sold_as} | | {'not available' if limits is None else 'as by default'} |")
-        for i, (argument, accepted) in enumerate((limits or {}).items()):
-            first = f"{product} | {sold_as}" if i == 0 else " | "
-            lines.append(f"| {first} | `{argument}` | {accepted} |")
-    return "\n".join(lines)
+        if product != ANY:
+            rows.setdefault(accepted(limits_on(product, spec.profiles)), []).append(f"{product} ({sold_as})")
+    lines = ["| product | accepted |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {'<br>'.join(names)} | {words} |" for words, names in rows.items())])
+
+
+def accepted(limits: dict[str, str] | None) -> str:
+    if limits is None:
+        return "not available"
+    return "<br>".join(f"`{argument}`: {words}" for argument, words in limits.items()) or "as by default"
 
 
 def names(spec: OpSpec) -> str:
@@ -160,4 +166,18 @@ def command_page() -> str:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="anyfuse")
     text = get_docs_for_click(obj=command, ctx=context, name="anyfuse")
-    return text.replace("# `anyfuse`", "# The command `anyfuse`", 1)
+    text = text.replace("# `anyfuse`", "# The command `anyfuse`", 1)
+    text = _AS_TYPED.sub(lambda match: f"```bash\n{match[1]}```\n", text)
+    for name, summary in summaries(command).items():  # whole sentences, which click cuts off
+        text = re.sub(
+            rf"^\* `{name}`: .*\.\.\.$", lambda _, line=f"* `{name}`: {summary}": line, text, flags=re.MULTILINE
+        )
+    return text
+
+
+def summaries(command: Any) -> dict[str, str]:
+    """The first sentence of each subcommand's help, those of groups too."""
+    found = {}
+    for name, item in getattr(command, "commands", {}).items():
+        found |= {name: (item.help or "").split("\n\n")[0].replace("\n", " "), **summaries(item)}
+    return found
