@@ -11,12 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import blocks
 import pytest
+import typer
 
 import anyfuse
 from anyfuse._opspec import REGISTRY, OpSpec
+from anyfuse.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -86,6 +89,40 @@ def test_docstrings_describe_every_argument(spec: OpSpec) -> None:
     described = re.findall(r"^    (\w+(?:, \w+)*): ", section[1], re.MULTILINE)
     names = [name for group in described for name in group.split(", ")]
     assert sorted(names) == sorted(inspect.signature(spec.function).parameters)
+
+
+# ---- names ----
+
+NAME = re.compile(r"(?<![\w/.-])anyfuse(?:\.[A-Za-z_]\w*)+")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_on_pages_exist(page: Path) -> None:
+    for name in NAME.findall(page.read_text(encoding="utf-8")):
+        if name == "anyfuse.h" or name.startswith("anyfuse.triton."):  # which only imports beside its compiler
+            continue
+        owner: Any = importlib.import_module("anyfuse")
+        parts = name.split(".")[1:]
+        for i, part in enumerate(parts):
+            module = ".".join(["anyfuse", *parts[: i + 1]])
+            owner = getattr(owner, part) if hasattr(owner, part) else importlib.import_module(module)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_pages_exist(page: Path) -> None:
+    """Commands and their options, in blocks and in running text."""
+    text = page.read_text(encoding="utf-8")
+    written = [block.code for block in blocks.blocks(text) if block.language == "bash"]
+    written += re.findall(r"`(anyfuse [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for words in re.findall(r"(?<![\w/.-])anyfuse ([a-z][^\n#&|)]*)", "\n".join(written)):
+        command: Any = typer.main.get_command(app)
+        for word in words.split():
+            if word in getattr(command, "commands", {}):
+                command = command.commands[word]
+        assert command.name in words.split(), words
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        if not command.context_settings.get("ignore_unknown_options"):  # sizes of a case, options of a script
+            assert set(re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", words)) <= {*known, "--help"}, words
 
 
 # ---- figures ----

@@ -18,16 +18,16 @@ _SUBSCRIPT = re.compile(r"(?<=[A-Za-zβγε])(?:_([a-z])|([12]))\b")
 _MINUS = re.compile(r"(?<![\w)′])-(?=[\w(])")
 
 
-def markdown(docstring: str) -> str:
-    """The docstring as Markdown: formulas as HTML, other indented blocks as they are."""
+def markdown(docstring: str, code: bool = False) -> str:
+    """The docstring as Markdown: formulas as HTML, other indented blocks as they are. Those of `code` are Python."""
     parts = []
     for indented, lines in _blocks(inspect.cleandoc(docstring)):
         if not indented:
             parts.append(re.sub(r"(?<=\n)(?=- )", "\n", "\n".join(lines), count=0 if lines[0].startswith("- ") else 1))
-        elif any(" = " in line for line in lines):
+        elif not code and any(" = " in line for line in lines):
             parts.append(formulas(lines))
         else:
-            parts.append("\n".join(["```text", *lines, "```"]))
+            parts.append("\n".join(["```python" if code else "```text", *lines, "```"]))
     return "\n\n".join(parts)
 
 

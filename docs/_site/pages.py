@@ -119,7 +119,7 @@ def module_pages() -> dict[str, str]:
 
 
 def module_page(module: ModuleType) -> str:
-    sections = [f"# {module.__name__}", maths.markdown(module.__doc__ or "")]
+    sections = [f"# {module.__name__}", maths.markdown(module.__doc__ or "", code=True)]
     if module.__name__ == "anyfuse":
         sections.append("Its operators: [Operators](../operators/index.md).")
     if module.__name__ == "anyfuse.aclnn":
@@ -168,16 +168,15 @@ def command_page() -> str:
     text = get_docs_for_click(obj=command, ctx=context, name="anyfuse")
     text = text.replace("# `anyfuse`", "# The command `anyfuse`", 1)
     text = _AS_TYPED.sub(lambda match: f"```bash\n{match[1]}```\n", text)
-    for name, summary in summaries(command).items():  # whole sentences, which click cuts off
-        text = re.sub(
-            rf"^\* `{name}`: .*\.\.\.$", lambda _, line=f"* `{name}`: {summary}": line, text, flags=re.MULTILINE
-        )
+    sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    groups = [command, *(item for item in command.commands.values())]
+    return "".join(with_sentences(section, group) for section, group in zip(sections, groups, strict=True))
+
+
+def with_sentences(text: str, group: Any) -> str:
+    """The list of a group's commands with whole sentences, which click cuts off. Others than groups have no list."""
+    for name, item in getattr(group, "commands", {}).items():
+        sentence = (item.help or "").split("\n\n")[0].replace("\n", " ")
+        cut_off = re.compile(rf"^(\* `{name}`: ).*\.\.\.$", re.MULTILINE)
+        text = cut_off.sub(lambda match, sentence=sentence: match[1] + sentence, text)
     return text
-
-
-def summaries(command: Any) -> dict[str, str]:
-    """The first sentence of each subcommand's help, those of groups too."""
-    found = {}
-    for name, item in getattr(command, "commands", {}).items():
-        found |= {name: (item.help or "").split("\n\n")[0].replace("\n", " "), **summaries(item)}
-    return found
