@@ -163,13 +163,13 @@ def two_phase_calls() -> str:
 
 def command_page() -> str:
     """Every subcommand with its arguments, options and defaults, from the command's own help."""
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     context = typer.Context(command, info_name="anyfuse")
     text = get_docs_for_click(obj=command, ctx=context, name="anyfuse")
     text = text.replace("# `anyfuse`", "# The command `anyfuse`", 1)
     text = _AS_TYPED.sub(lambda match: f"```bash\n{match[1]}```\n", text)
     sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    groups = [command, *(item for item in command.commands.values())]
+    groups = [command, *command.commands.values()]
     return "".join(with_sentences(section, group) for section, group in zip(sections, groups, strict=True))
 
 
@@ -177,6 +177,5 @@ def with_sentences(text: str, group: Any) -> str:
     """The list of a group's commands with whole sentences, which click cuts off. Others than groups have no list."""
     for name, item in getattr(group, "commands", {}).items():
         sentence = (item.help or "").split("\n\n")[0].replace("\n", " ")
-        cut_off = re.compile(rf"^(\* `{name}`: ).*\.\.\.$", re.MULTILINE)
-        text = cut_off.sub(lambda match, sentence=sentence: match[1] + sentence, text)
+        text = re.sub(rf"(?<=^\* `{name}`: ).*\.\.\.$", sentence.replace("\\", r"\\"), text, flags=re.MULTILINE)
     return text
