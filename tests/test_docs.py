@@ -54,6 +54,15 @@ def test_readme_examples_run(language: str, tmp_path: Path, monkeypatch: pytest.
     assert blocks.run(READMES[language], tmp_path, every=False, python=True) >= 2
 
 
+MARKED = [page for page in PAGES if page not in TUTORIALS and "<!-- run -->" in page.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.stem)
+def test_marked_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert blocks.run(page, tmp_path, every=False) >= 1
+
+
 def test_blocks_fail_where_a_page_is_wrong(tmp_path: Path) -> None:
     for text in ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "```bash\nanyfuse case run .\n```\n", "```js\n```\n"):
         page = tmp_path / "page.md"
