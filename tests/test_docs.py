@@ -143,16 +143,16 @@ def numbers(text: str) -> list[str]:
 
 
 def test_figures_stand_in_both_readmes() -> None:
-    figures = site_module("figures")
+    figures = site_module("site_figures")
     for language, path in READMES.items():
         text = path.read_text(encoding="utf-8")
-        assert figures.filled(text, language) == text, "run: python docs/_site/figures.py"
+        assert figures.filled(text, language) == text, "run: python docs/_site/site_figures.py"
         assert figures.table(language) in text
 
 
 def test_figures_are_those_of_the_measured_facts() -> None:
     facts = dict(re.findall(r"^\| (.+?) \| (.+) \|$", (DOCS / "measured-facts.md").read_text("utf-8"), re.MULTILINE))
-    for row in site_module("figures").SOURCE["rows"]:
+    for row in site_module("site_figures").SOURCE["rows"]:
         assert row["operator"] in REGISTRY
         assert sorted(numbers(row["figure"]["en"])) == sorted(numbers(row["figure"]["zh"]))
         known = {*numbers(row["fact"]), *numbers(facts[row["fact"]])}

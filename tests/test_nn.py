@@ -1,13 +1,16 @@
 """The modules of quantized inference: no transformers needed."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import anyfuse
 from anyfuse.nn import AddRMSNormQuant, QuantizedRows, QuantLinear, QuantLinearPart, RMSNormQuant
+from anyfuse.ops import quant_matmul_dequant as matmul
 
 
 def linear(k: int, n: int, *, bias: bool = False, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Linear:
@@ -193,3 +196,103 @@ def test_weights_that_are_not_finite_are_refused() -> None:
     layer.weight[1, 2] = float("nan")
     with pytest.raises(ValueError, match="infinity or a NaN"):
         QuantLinear.from_float(layer)
+
+
+# ---- calls past the dispatcher ----
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that the dispatcher is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def same_with_the_dispatcher(module: nn.Module, *arguments: Any) -> None:
+    """A second call leaves the dispatcher out; a mode that watches operators brings it back."""
+    module(*arguments)
+    direct = module(*arguments)
+    with Seen() as seen:
+        dispatched = module(*arguments)
+    assert any("anyfuse" in name for name in seen.names)
+    for a, b in zip(tensors(direct), tensors(dispatched), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, tuple):
+        return [tensor for part in result for tensor in tensors(part)]
+    return [result.codes, result.scale] if isinstance(result, QuantizedRows) else [result]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (0, 64), (7, 64)])
+def test_past_the_dispatcher_the_numbers_are_the_same(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    smooth = torch.rand(64) + 0.5
+    layer = linear(64, 40, bias=True, dtype=dtype)
+    norm = AddRMSNormQuant(torch.rand(64) + 0.5, smooth_scale=smooth, bias=torch.rand(64))
+    same_with_the_dispatcher(norm, x, residual)
+    for quantized in (
+        QuantLinear.from_float(layer),
+        QuantLinear.from_float(layer, smooth_scale=smooth),
+        QuantLinear.from_float(layer, act=0.05),
+    ):
+        same_with_the_dispatcher(quantized, x)
+        same_with_the_dispatcher(quantized, norm(x, residual)[1])
+
+
+def test_past_the_dispatcher_changed_weights_are_used_and_wrong_ones_refused() -> None:
+    layer, other = QuantLinear.from_float(linear(64, 32)), QuantLinear.from_float(linear(64, 32, seed=1))
+    x = torch.randn(3, 64)
+    layer(x)
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer(x), other(x))
+    layer.weight = QuantLinear.from_float(linear(64, 32)).weight
+    assert torch.equal(layer(x), anyfuse.quant_matmul_dequant(x, layer.packed_weight))
+    layer(x)
+    layer.weight.data = layer.weight[:1].clone()  # the same tensor object, of half the size
+    with pytest.raises(ValueError, match="packed for"):
+        layer(x)
+    norm = AddRMSNormQuant(torch.ones(64))
+    norm(x, x)
+    for bad, name in ((x[:2], "x2"), (x.double(), "x2"), (x[:, :-1], "x2")):
+        with pytest.raises((TypeError, ValueError), match=name):
+            norm(bad, x)
+    norm.half()
+    with pytest.raises(TypeError, match="gamma"):
+        norm(x, x)
+
+
+def test_past_the_dispatcher_strides_are_read_right() -> None:
+    layer, norm = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64))
+    x = torch.randn(64, 6)
+    for rows in (x.t(), x.t().contiguous()):
+        layer(rows), norm(rows, rows)
+    assert torch.equal(layer(x.t()), layer(x.t().contiguous()))
+    assert torch.equal(norm(x.t(), x.t())[1].codes, norm(x.t().contiguous(), x.t().contiguous())[1].codes)
+    rows = norm(torch.randn(6, 64), torch.randn(6, 64))[1]
+    strided = QuantizedRows(rows.codes[::2], rows.scale[::2], torch.float32)
+    assert torch.equal(layer(strided), layer(rows)[::2])
+
+
+def test_past_the_dispatcher_settings_hold() -> None:
+    layer, x = QuantLinear.from_float(linear(64, 32)), torch.randn(3, 64)
+    layer(x), layer(x)
+    with anyfuse.soc("Ascend310P"), pytest.raises(TypeError, match="Ascend310P"):
+        layer(x)
+    calls: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matmul, "reference", lambda *_, **__: calls.append(1) or torch.zeros(3, 32))
+        with anyfuse.backend("reference"):
+            layer(x)
+    assert calls == [1]
+    with torch.autograd.profiler.profile() as profile:
+        layer(x)
+    assert any("quant_matmul_dequant" in event.name for event in profile.function_events)

@@ -104,7 +104,7 @@ def test_formulas_are_set(spec: OpSpec) -> None:
     """The words of a docstring's formulas all stand in the typeset ones; letters, powers and roots are set."""
     sys.path.insert(0, str(ROOT / "docs" / "_site"))
     try:
-        maths = importlib.import_module("maths")
+        maths = importlib.import_module("site_maths")
     finally:
         sys.path.pop(0)
     module = inspect.getmodule(spec.function)

@@ -15,4 +15,10 @@ void parallel_for(int64_t pieces, int32_t threads, F &&f) {
   parallel_for(pieces, threads, [](void *context, int64_t piece) { (*static_cast<F *>(context))(piece); }, &f);
 }
 
+// How many of `threads` have at least `least` units of the work each; one does all of what is less than that of two.
+inline int32_t threads_for(double work, double least, int32_t threads) {
+  const double share = work / least;
+  return share < static_cast<double>(threads) ? static_cast<int32_t>(share < 1.0 ? 1.0 : share) : threads;
+}
+
 }  // namespace anyfuse

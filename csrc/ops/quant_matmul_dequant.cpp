@@ -433,14 +433,16 @@ using anyfuse::kTileRows;
 using anyfuse::QuantMatmul;
 using Params = anyfuse_quant_matmul_dequant_params;
 
-constexpr int64_t kMaxK = 131071;               // 131072 * 2^14 would not fit int32
-constexpr int64_t kCodeBytes = 2;               // of the widest code type
-constexpr int64_t kCodesInMemory = 64 << 20;    // bytes; longer inputs are taken in ranges of rows
-constexpr double kParallelMatmul = 1 << 18;     // multiply-adds; about 2 us of one core, what a second thread costs
-constexpr int64_t kParallelQuantize = 1 << 15;  // elements, for the same reason
-constexpr int64_t kCodesInCache = 1 << 20;      // bytes; half of it where a code is one byte
-constexpr int64_t kManyPieces = 32;             // fewer than these, and the rows are cut into smaller blocks
-constexpr int64_t kFewTiles = 8;                // but not below this: a strip's weights are read for each block
+constexpr int64_t kMaxK = 131071;             // 131072 * 2^14 would not fit int32
+constexpr int64_t kCodeBytes = 2;             // of the widest code type
+constexpr int64_t kCodesInMemory = 64 << 20;  // bytes; longer inputs are taken in ranges of rows
+// What a thread must have to do before it pays: 7 us of one core, where a second thread costs 5. A weight is read,
+// which takes as long as three rows' products, and multiplied with m rows.
+constexpr double kWeightReads = 3.0, kThreadMatmul = 1.5 * (1 << 20);  // 384 KiB of weights for each thread at m = 1
+constexpr double kThreadQuantize = 1 << 14;                            // elements, for the same reason
+constexpr int64_t kCodesInCache = 1 << 20;                             // bytes; half of it where a code is one byte
+constexpr int64_t kManyPieces = 32;  // fewer than these, and the rows are cut into smaller blocks
+constexpr int64_t kFewTiles = 8;     // but not below this: a strip's weights are read for each block
 
 template <typename T>
 T *offset(T *pointer, int64_t bytes) {
@@ -450,19 +452,15 @@ T *offset(T *pointer, int64_t bytes) {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 int64_t bytes_of(anyfuse_dtype dtype) { return dtype == ANYFUSE_FLOAT32 ? 4 : dtype == ANYFUSE_INT8 ? 1 : 2; }
 
 anyfuse_status check_dtypes(const Params &p) {
   const bool quantized = p.x_dtype == ANYFUSE_INT8, packed_scale = p.weight_scale_dtype == ANYFUSE_INT64;
-  if (!(quantized || is_float(p.x_dtype)) || !is_float(p.out_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (!(quantized || anyfuse::is_float(p.x_dtype)) || !anyfuse::is_float(p.out_dtype)) return ANYFUSE_INVALID_DTYPE;
   if (!packed_scale && p.weight_scale_dtype != ANYFUSE_FLOAT32) return ANYFUSE_INVALID_DTYPE;
   if (p.x_scale != nullptr && p.x_scale_dtype != (packed_scale ? ANYFUSE_FLOAT16 : ANYFUSE_FLOAT32))
     return ANYFUSE_INVALID_DTYPE;
-  if (p.smooth_scale != nullptr && !is_float(p.smooth_scale_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (p.smooth_scale != nullptr && !anyfuse::is_float(p.smooth_scale_dtype)) return ANYFUSE_INVALID_DTYPE;
   return ANYFUSE_OK;
 }
 
@@ -513,10 +511,11 @@ void run_rows(QuantMatmul &args, int32_t target) {
   args.blocks = divide_up(args.tiles.count, tiles_in_block);
   args.strips = strips;
 
-  anyfuse::parallel_for(args.tiles.count, p.m * p.k < kParallelQuantize ? 1 : p.threads,
+  const double rows = static_cast<double>(p.m), depth = static_cast<double>(p.k);
+  anyfuse::parallel_for(args.tiles.count, anyfuse::threads_for(rows * depth, kThreadQuantize, p.threads),
                         [&](int64_t tile) { quantize(args, tile, tile + 1); });
-  const double work = static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-  anyfuse::parallel_for(strips * args.blocks, work < kParallelMatmul ? 1 : p.threads,
+  const double work = (rows + kWeightReads) * static_cast<double>(p.n) * depth;
+  anyfuse::parallel_for(strips * args.blocks, anyfuse::threads_for(work, kThreadMatmul, p.threads),
                         [&](int64_t piece) { multiply(args, piece, piece + 1); });
 }
 

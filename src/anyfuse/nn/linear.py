@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .. import packed
 from .._settings import convention_or_default
+from ..ops import _direct
 from ..ops import _dispatch as d
 from ..packed import PackedWeight, pack_weight
 from .rows import QuantizedRows
@@ -59,6 +60,7 @@ class QuantLinear(nn.Module):
         if weight.scale is None or weight.scale.dtype != torch.float32:
             raise ValueError(f"weight is {weight}; accepted: one with float32 scales")
         self.out_features, self.in_features = weight.shape
+        self._vetted: _direct.Vetted | None = None
         for name, value, size in (("bias", bias, self.out_features), ("smooth_scale", smooth_scale, self.in_features)):
             if value is not None:
                 d.require_tensor(name, value, d.FLOATS)
@@ -138,12 +140,37 @@ class QuantLinear(nn.Module):
         """(..., n) of x (..., k), in x's dtype."""
         scale: Tensor | None
         if isinstance(x, QuantizedRows):
-            rows, scale, smooth, mode, dtype = x.codes, x.scale, None, "pertoken", x.dtype
+            rows, scale, dtype = x.codes, x.scale, x.dtype
+            plain = _direct.possible(rows, scale)
         elif isinstance(x, Tensor):
-            rows, scale, smooth, dtype = x, self.x_scale, self.smooth_scale, x.dtype
-            mode = "pertoken" if scale is None else "pertensor"
+            rows, scale, dtype = x, None, x.dtype
+            plain = _direct.possible(rows)
         else:
             raise TypeError(f"x is a {type(x).__name__}; accepted: a tensor or QuantizedRows")
+        out = self._product(rows, scale, dtype) if plain else self._checked_product(rows, scale, dtype)
+        bias = self.bias
+        return out if bias is None else out + bias.to(dtype)
+
+    def _product(self, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        buffers = self._buffers
+        weight, weight_scale, smooth = buffers["weight"], buffers["weight_scale"], buffers["smooth_scale"]
+        vetted, used = self._vetted, (weight, weight_scale, smooth)
+        call = rows.dtype, rows.shape[-1], dtype, buffers["x_scale"]
+        if vetted is None or not vetted.holds(used, call):
+            out = self._checked_product(rows, scale, dtype)
+            self._vetted = _direct.Vetted.of(used, call) if call[-1] is None else None
+            return out
+        assert weight is not None and weight_scale is not None
+        if scale is not None:
+            smooth = None  # the rows have it already
+        shape = self.out_features, self.in_features
+        return _direct.multiply(rows, scale, smooth, weight, weight_scale, shape, dtype, convention_or_default(None))
+
+    def _checked_product(self, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        smooth, mode = None, "pertoken"
+        if scale is None:
+            scale, smooth = self.x_scale, self.smooth_scale
+            mode = mode if scale is None else "pertensor"
         flat = rows.dim() == 1
         if flat:
             rows, scale = rows.unsqueeze(0), None if scale is None else scale.reshape(1)
@@ -151,8 +178,7 @@ class QuantLinear(nn.Module):
             rows, self.weight, self.weight_scale, None, scale, smooth, mode, True,
             (self.out_features, self.in_features), dtype, convention_or_default(None),
         )  # fmt: skip
-        out = out.squeeze(0) if flat else out
-        return out if self.bias is None else out + self.bias.to(dtype)
+        return out.squeeze(0) if flat else out
 
     def extra_repr(self) -> str:
         parts = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .._settings import convention_or_default
+from ..ops import _direct
 from ..ops import _dispatch as d
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from .rows import QuantizedRows
@@ -29,10 +31,26 @@ class _Norm(nn.Module):
                 d.require_tensor(name, value, d.FLOATS)
                 d.require_shape(name, value, weight.shape, "weight")
         self.epsilon = epsilon
+        self._vetted: _direct.Vetted | None = None
         for name, value in (("weight", weight), ("smooth_scale", smooth_scale), ("bias", bias)):
             self.register_buffer(name, None if value is None else value.detach().clone())
 
     def _rows(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, QuantizedRows]:
+        if not _direct.possible(x1, x2):
+            return self._checked_rows(x1, x2)
+        buffers = self._buffers
+        weight, smooth, bias = used = (buffers["weight"], buffers["smooth_scale"], buffers["bias"])
+        vetted, call = self._vetted, (x1.dtype, x1.shape[-1:], self.epsilon)
+        if vetted is None or not vetted.holds(used, call) or x2.dtype != x1.dtype or x2.shape != x1.shape:
+            result = self._checked_rows(x1, x2)
+            self._vetted = _direct.Vetted.of(used, call)
+            return result
+        assert weight is not None
+        convention = convention_or_default(None)
+        codes, total, scale = _direct.normalize(x1, x2, weight, smooth, bias, self.epsilon, convention)
+        return total, QuantizedRows(codes, scale, x1.dtype)
+
+    def _checked_rows(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, QuantizedRows]:
         codes, _, total, scale, _ = add_rms_norm_dynamic_quant(
             x1, x2, self.weight, smooth_scale1=self.smooth_scale, beta=self.bias, epsilon=self.epsilon
         )

@@ -395,22 +395,35 @@ def _cpu(call: Call) -> Results:
             x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
             outputs=call.outputs, y_dtype=y_dtype, convention=convention,
         )  # fmt: skip
-    y1, y2, x, scale1, scale2 = results = _outputs(call)
+    results = _outputs(call)
     # Copies are kept by these names until the call is over.
     x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
     smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
+    y1, y2, x, scale1, scale2 = results
+    branches = (y1 if output1 else None, y2 if output2 else None, scale1, scale2)
+    run_native(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, branches, x, y_dtype, convention)
+    return results
+
+
+def run_native(
+    x1: Tensor, x2: Tensor, gamma: Tensor, smooth_scale1: Tensor | None, smooth_scale2: Tensor | None,
+    beta: Tensor | None, epsilon: float, branches: tuple[Tensor | None, Tensor | None, Tensor, Tensor], x: Tensor,
+    y_dtype: str, convention: str,
+) -> None:  # fmt: skip
+    """The native call on contiguous tensors that are checked already. `branches` are y1, y2 (None where it is not
+    produced) and their scales."""
+    y1, y2, scale1, scale2 = branches
     cols = x1.shape[-1]
     _native(
         Params(
-            _core.sizeof(Params), x.numel() // cols if cols else x1.shape[:-1].numel(), cols,
+            _core.sizeof(Params), x1.numel() // cols if cols else x1.shape[:-1].numel(), cols,
             x1.data_ptr(), x2.data_ptr(), gamma.data_ptr(), _at(smooth_scale1), _at(smooth_scale2), _at(beta),
-            y1.data_ptr() if output1 else None, y2.data_ptr() if output2 else None, x.data_ptr(),
-            scale1.data_ptr() if output1 else None, scale2.data_ptr() if output2 else None, epsilon,
+            _at(y1), _at(y2), x.data_ptr(),
+            scale1.data_ptr() if y1 is not None else None, scale2.data_ptr() if y2 is not None else None, epsilon,
             number[x1.dtype], number[gamma.dtype], _number(smooth_scale1), _number(smooth_scale2), _number(beta),
             _core.DTYPES[y_dtype], _core.CONVENTIONS[convention], torch.get_num_threads(),
         )
     )  # fmt: skip
-    return results
 
 
 def _contiguous(weight: Tensor | None) -> Tensor | None:

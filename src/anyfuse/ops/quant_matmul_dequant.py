@@ -349,9 +349,18 @@ def _cpu(call: Call) -> Tensor:
     weight, layout = _ready_weight(weight, transpose_weight, packed)
     x, weight_scale = x.contiguous(), weight_scale.contiguous()
     bias, x_scale, smooth_scale = (t if t is None else t.contiguous() for t in (bias, x_scale, smooth_scale))
+    run_native((m, n, k), x, weight, layout, weight_scale, bias, x_scale, smooth_scale, out, quant_mode, convention)
+    return out
+
+
+def run_native(
+    sizes: tuple[int, int, int], x: Tensor, weight: Tensor, layout: int, weight_scale: Tensor, bias: Tensor | None,
+    x_scale: Tensor | None, smooth_scale: Tensor | None, out: Tensor, quant_mode: str, convention: str,
+) -> None:  # fmt: skip
+    """The native call on contiguous tensors that are checked already."""
     _native(
         Params(
-            _core.sizeof(Params), m, n, k,
+            _core.sizeof(Params), *sizes,
             x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
             bias.data_ptr() if bias is not None else None,
             x_scale.data_ptr() if x_scale is not None else None,
@@ -360,10 +369,9 @@ def _cpu(call: Call) -> Tensor:
             number[x.dtype], number[weight_scale.dtype],
             number[x_scale.dtype] if x_scale is not None else 0,
             number[smooth_scale.dtype] if smooth_scale is not None else 0,
-            number[dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
+            number[out.dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
         )
     )  # fmt: skip
-    return out
 
 
 def _ready_weight(weight: Tensor, transpose_weight: bool, packed: list[int]) -> tuple[Tensor, int]:

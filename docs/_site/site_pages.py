@@ -8,8 +8,8 @@ import re
 from types import ModuleType
 from typing import Any
 
-import figures
-import maths
+import site_figures
+import site_maths
 import typer
 from typer.cli import get_docs_for_click
 
@@ -62,19 +62,19 @@ def operator_page(spec: OpSpec) -> str:
     function, name = spec.function, spec.name
     module = inspect.getmodule(function)
     assert module is not None and module.__doc__ is not None
-    measured = figures.table("en", operator=name)
+    measured = site_figures.table("en", operator=name)
     sections = [
         f"# {function.__name__}",
         f"`anyfuse.{function.__name__}`: {spec.summary}.",
         "## The numbers",
-        maths.markdown(module.__doc__),
+        site_maths.markdown(module.__doc__),
         "## The call",
         f"::: {module.__name__}.{function.__name__}\n    options: {{ heading_level: 3 }}",
         "## What Ascend products take",
         "By default everything that makes sense is accepted. Under `with anyfuse.soc(NAME):`, or `ANYFUSE_SOC=NAME`, a "
         "call is refused where the product would refuse it.",
         products(spec),
-        *(["## Measured", measured, figures.MACHINE["en"]] if measured else []),
+        *(["## Measured", measured, site_figures.MACHINE["en"]] if measured else []),
         "## Names in each layer",
         names(spec),
         "## Check it here",
@@ -119,7 +119,7 @@ def module_pages() -> dict[str, str]:
 
 
 def module_page(module: ModuleType) -> str:
-    sections = [f"# {module.__name__}", maths.markdown(module.__doc__ or "", code=True)]
+    sections = [f"# {module.__name__}", site_maths.markdown(module.__doc__ or "", code=True)]
     if module.__name__ == "anyfuse":
         sections.append("Its operators: [Operators](../operators/index.md).")
     if module.__name__ == "anyfuse.aclnn":

@@ -1,6 +1,6 @@
 """The measured figures that are told in several places: one table, docs/figures.json, in two languages.
 
-python docs/_site/figures.py        # writes them into README.md and README.zh-CN.md, between their marks
+python docs/_site/site_figures.py        # writes them into README.md and README.zh-CN.md, between their marks
 """
 
 from __future__ import annotations
