@@ -24,7 +24,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    written = {**site_pages.operator_pages(), **site_pages.module_pages(), "reference/cli.md": site_pages.command_page()}
+    written = site_pages.operator_pages() | site_pages.module_pages()
+    written["reference/cli.md"] = site_pages.command_page()
     for path, text in written.items():
         files.append(File.generated(config, path, content=text))
     for path, source in ELSEWHERE.items():
