@@ -19,7 +19,7 @@ from anyfuse.aclnn import PROTOTYPES
 from anyfuse.cli import app
 
 #: Lines that click does not fill, as examples are written.
-_AS_TYPED = re.compile(r"\x08\n((?:.+\n)+)")
+_AS_TYPED = re.compile(r"\x08\n(?:Examples:\n)?((?:.+\n)+)")
 
 #: Modules with a page of their own.
 MODULES = (
@@ -167,7 +167,7 @@ def command_page() -> str:
     context = typer.Context(command, info_name="anyfuse")
     text = get_docs_for_click(obj=command, ctx=context, name="anyfuse")
     text = text.replace("# `anyfuse`", "# The command `anyfuse`", 1)
-    text = _AS_TYPED.sub(lambda match: f"```bash\n{match[1]}```\n", text)
+    text = _AS_TYPED.sub(lambda match: f"**Examples**:\n\n```console\n{match[1]}```\n", text)
     sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     groups = [command, *command.commands.values()]
     return "".join(with_sentences(section, group) for section, group in zip(sections, groups, strict=True))
