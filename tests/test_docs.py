@@ -73,9 +73,9 @@ def test_blocks_fail_where_a_page_is_wrong(tmp_path: Path) -> None:
 
 
 def public_modules() -> Iterator[ModuleType]:
-    """The package's modules, but those that need a GPU's compiler or start a program."""
+    """The package's modules, but private ones and those that need a GPU's compiler."""
     for module in pkgutil.walk_packages(anyfuse.__path__, "anyfuse."):
-        if not module.name.startswith("anyfuse.triton") and not module.name.endswith("__main__"):
+        if "._" not in module.name and not module.name.startswith("anyfuse.triton"):
             yield importlib.import_module(module.name)
 
 
