@@ -7,8 +7,9 @@
 
 What is replaced:
 
-- [residual add,] RMSNorm [, bias] [, smooth scale] and symmetric int8 quantization of each row: one call of
-  `add_rms_norm_dynamic_quant` for one or two quantizations of a norm, two for three or four, ...
+- RMSNorm (with or without a residual add before it, a bias and a smooth scale behind it) and symmetric int8
+  quantization of each row: one call of `add_rms_norm_dynamic_quant` for one or two quantizations of a norm, two for
+  three or four, ...
 - an int8 matmul whose sums are multiplied with scales of rows and of columns: `quant_matmul_dequant`
   (with `matmul=True`).
 
