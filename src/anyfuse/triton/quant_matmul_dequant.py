@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.quant_matmul_dequant import LAYOUTS, Call, _ready_weight, check
+from ..ops.quant_matmul_dequant import LAYOUTS, Call, check, ready_weight
 from ._launch import DTYPES, Launch, fastest
 from ._maths import magnitude_bits, narrow, widen
 
@@ -345,7 +345,7 @@ def run(call: Call) -> Tensor:
     out = torch.empty((*x.shape[:-1], n), dtype=dtype, device=x.device)
     if m == 0 or n == 0:
         return out
-    weight, layout = _ready_weight(call.weight, call.transpose_weight, call.packed)
+    weight, layout = ready_weight(call.weight, call.transpose_weight, call.packed)
     ready = d.with_contiguous(call._replace(weight=weight))
     rows, x_scale = ready.x.view(m, k), ready.x_scale
     if x.dtype == torch.int8:
