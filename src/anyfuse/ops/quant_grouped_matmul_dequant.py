@@ -6,8 +6,8 @@ with begin = group_list[i-1] (0 for the first) and end = group_list[i],
 
     out[begin:end] = quant_matmul_dequant(x[begin:end], W[i], weight_scale[i], ...)
 
-bit for bit: the mathematics is that of `quant_matmul_dequant`, with bias[i], and with smooth_scale[i] where each group has
-factors of its own. A group may be empty. Rows from the last end on belong to no group: nothing of them is looked at, and
+bit for bit: the mathematics is that of `quant_matmul_dequant`, with bias[i], and with smooth_scale[i] where each group
+has factors of its own. A group may be empty. Rows from the last end on belong to no group: nothing of them is read, and
 their outputs are +0. (The document is silent about them; the NPU's kernel leaves their outputs as they were, and
 `jax.lax.ragged_dot` gives 0. Batches that are padded to one size end in such rows.)
 
@@ -217,8 +217,9 @@ def _cpu(call: Call) -> Tensor:
     m, n, k, dtype = check(call)
     x, x_scale, smooth_scale = call.x, call.x_scale, call.smooth_scale
     ends = row_ends(call.group_list, m)
-    per_token = x_scale is not None and call.quant_mode == "pertoken"
-    plain.check_values(x, x_scale.reshape(-1)[: ends[-1] if ends else 0] if per_token else x_scale)
+    if x_scale is not None and call.quant_mode == "pertoken":  # of rows that are no group's nothing is looked at
+        x_scale = x_scale.reshape(-1)[: ends[-1] if ends else 0]
+    plain.check_values(x, x_scale)
     if use_reference():
         return reference(x.reshape(m, k), call, ends, n, k, dtype).reshape(*x.shape[:-1], n)
     out = torch.empty((*x.shape[:-1], n), dtype=dtype)
