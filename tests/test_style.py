@@ -23,7 +23,11 @@ def test_python(name: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_native() -> None:
-    program = Path(sys.executable).parent / "clang-format"
-    result = subprocess.run([str(program), "--dry-run", "-Werror", *NATIVE], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+PROGRAMS = {"clang-format": ["--dry-run", "-Werror", *NATIVE], "typos": ["--format", "brief"]}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_files(name: str) -> None:
+    program = Path(sys.executable).parent / name
+    result = subprocess.run([str(program), *PROGRAMS[name]], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

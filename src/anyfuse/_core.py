@@ -151,12 +151,12 @@ stream = function("stream", StreamParams)
 
 def version() -> str:
     """The version compiled into the library."""
-    return _library.anyfuse_version().decode()
+    return str(_library.anyfuse_version().decode())
 
 
 def thread_pool() -> str:
     """Where parallel loops run: "openmp", "std" or "none"."""
-    return _library.anyfuse_thread_pool().decode()
+    return str(_library.anyfuse_thread_pool().decode())
 
 
 def targets() -> list[str]:
@@ -174,13 +174,13 @@ def available_targets() -> list[str]:
 
 def current_target() -> str:
     """The instruction set in use."""
-    return targets()[_library.anyfuse_target_current()]
+    return targets()[int(_library.anyfuse_target_current())]
 
 
 def operator_target(name: str) -> str:
     """The instruction set that an operator with a known-answer check runs on: the one in use, or the best one below it
     whose kernel answers right."""
-    return targets()[getattr(_library, f"anyfuse_{name}_target")()]
+    return targets()[int(getattr(_library, f"anyfuse_{name}_target")())]
 
 
 def set_target(name: str | None) -> None:

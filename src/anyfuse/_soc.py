@@ -6,7 +6,7 @@ and everything that makes mathematical sense is accepted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -84,7 +84,7 @@ class Limits:
     def describe(self) -> dict[str, str]:
         """What is accepted for each argument, in words."""
         words: dict[str, list[str]] = {}
-        for names, say in (
+        rules: tuple[tuple[Iterable[str], Callable[[str], str]], ...] = (
             (self.dtypes, lambda name: _names(self.dtypes[name])),
             (self.one_dtype[1:], lambda name: f"the dtype of {self.one_dtype[0]}"),
             (self.ranks, lambda name: _rank_words(*self.ranks[name])),
@@ -93,7 +93,8 @@ class Limits:
             (self.values, lambda name: _names(self.values[name])),
             (self.positive, lambda name: "above 0"),
             (self.absent, lambda name: "not available"),
-        ):
+        )
+        for names, say in rules:
             for name in names:
                 words.setdefault(name, []).append(say(name))
         return {name: "; ".join(parts) for name, parts in words.items()}

@@ -17,6 +17,7 @@ import anyfuse
 
 from . import _core
 from ._console import Json, print_json, table
+from ._opspec import REGISTRY
 from ._soc import PRODUCTS, limits_on
 from .acl_config import acl_config
 from .bench.command import bench
@@ -68,7 +69,7 @@ def machine() -> dict[str, Any]:
         "targets_compiled": _core.targets(),
         "backends": ["native", "reference"],
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "operators": sorted(anyfuse._REGISTRY),
+        "operators": sorted(REGISTRY),
     }
 
 
@@ -103,7 +104,7 @@ def info(
 
 def show_product(name: str, json_: bool) -> None:
     """Prints each operator's limits on a product, from the tables that calls are checked with."""
-    limits = {spec.name: limits_on(name, spec.profiles) for spec in anyfuse._REGISTRY.values()}
+    limits = {spec.name: limits_on(name, spec.profiles) for spec in REGISTRY.values()}
     if json_:
         print_json({"soc": name, "product": PRODUCTS[name], "operators": limits})
         return

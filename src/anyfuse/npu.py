@@ -55,7 +55,7 @@ def quant_matmul_dequant(call: matmul.Call) -> Tensor:
         weight = nz_to_nd(weight, (n, k) if transpose_weight else (k, n))
     if not packed and not transpose_weight:
         weight = weight.t().contiguous()
-    out = import_module("torch_npu").npu_quant_matmul_dequant(
+    out: Tensor = import_module("torch_npu").npu_quant_matmul_dequant(
         x.reshape(-1, k),
         weight,
         weight_scale.reshape(-1),

@@ -83,7 +83,9 @@ def int_mm(given: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True) / 127.0
         codes = torch.round(x / scale).clamp_(-128, 127).to(torch.int8)
-        return torch._int_mm(codes, weight).float() * scales * scale
+        sums = torch._int_mm(codes, weight)
+        product: Tensor = sums.float() * scales * scale
+        return product
 
     return run
 

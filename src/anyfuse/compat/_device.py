@@ -101,7 +101,8 @@ def _is_npu(self: Tensor) -> bool:
 
 def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
     """Moves parameters and buffers to the device that stands in for the NPU."""
-    return self._apply(lambda tensor: _tensor_npu(tensor, device))
+    self._apply(lambda tensor: _tensor_npu(tensor, device))
+    return self
 
 
 def install(device: torch.device) -> None:
@@ -124,7 +125,7 @@ def install(device: torch.device) -> None:
     sys.modules["torch.npu"] = npu
     _undo.append(lambda: sys.modules.__delitem__("torch.npu"))
     _mode = _StandIn()
-    _mode.__enter__()
+    _mode.__enter__()  # type: ignore[no-untyped-call]
 
 
 def uninstall() -> None:
@@ -142,7 +143,7 @@ def _name_device() -> None:
     if torch._C._get_privateuse1_backend_name() == "npu":
         return
     accelerator, core = torch.accelerator.current_accelerator(), torch._C._get_accelerator()
-    torch.utils.rename_privateuse1_backend("npu")
+    torch.utils.backend_registration.rename_privateuse1_backend("npu")
 
     def current_accelerator(check_available: bool = False) -> torch.device | None:
         usable = accelerator is not None and (

@@ -166,7 +166,7 @@ class FusedEmaAdamW(torch.optim.Optimizer):
             )
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
-        state = self.state[param]
+        state: dict[str, Any] = self.state[param]
         if not state:
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)

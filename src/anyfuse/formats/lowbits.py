@@ -52,7 +52,7 @@ def pack_int4(values: Tensor, carrier: torch.dtype = torch.uint8) -> Tensor:
     if values.device.type == "cpu" and values.numel() and not bool(((values >= -8) & (values <= 7)).all()):
         raise ValueError(f"values lie from {values.min()} to {values.max()}; accepted: -8 to 7")
     nibbles = (values.to(torch.int64) & 0xF).unflatten(-1, (values.shape[-1] // count, count))
-    word = (nibbles << (4 * torch.arange(count, device=values.device))).sum(-1)
+    word: Tensor = (nibbles << (4 * torch.arange(count, device=values.device))).sum(-1)
     return (word - ((word >> 31) << 32) if carrier == torch.int32 else word).to(carrier)
 
 

@@ -45,7 +45,8 @@ def is_tensor(node: Any) -> bool:
 
 
 def dtype_of(node: Node) -> torch.dtype:
-    return value_of(node).dtype
+    dtype: torch.dtype = value_of(node).dtype
+    return dtype
 
 
 def same(a: Any, b: Any) -> bool:

@@ -174,7 +174,7 @@ class QuantLinear(nn.Module):
         flat = rows.dim() == 1
         if flat:
             rows, scale = rows.unsqueeze(0), None if scale is None else scale.reshape(1)
-        out = _product(
+        out: Tensor = _product(
             rows, self.weight, self.weight_scale, None, scale, smooth, mode, True,
             (self.out_features, self.in_features), dtype, convention_or_default(None),
         )  # fmt: skip
@@ -231,7 +231,8 @@ class QuantLinearPart(nn.Module):
     def _product(self, x: Tensor | QuantizedRows) -> Tensor:
         shared = self._shared[0]
         if not isinstance(x, QuantizedRows):
-            return shared(x)
+            out: Tensor = shared(x)
+            return out
         if x.product is None or x.product[0] is not shared:
             x.product = (shared, shared(x))
         return x.product[1]

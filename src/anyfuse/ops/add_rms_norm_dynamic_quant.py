@@ -32,7 +32,7 @@ Rows do not touch each other, and a row of no elements has scale 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -182,7 +182,8 @@ def add_rms_norm_dynamic_quant(
         PROFILES.check(output_mask=tuple(output_mask))
     arguments = (x1, x2, *weights, epsilon, output1, output2, y_name(y_dtype), convention_or_default(convention))
     if torch.is_grad_enabled() and requires_grad(x1, x2, *weights):
-        return _WithGradient.apply(*arguments)
+        results: Results = _WithGradient.apply(*arguments)  # type: ignore[no-untyped-call]
+        return results
     return _op(*arguments)
 
 
@@ -442,7 +443,7 @@ def _fake(call: Call) -> Results:
     return _outputs(call)
 
 
-_op = d.define(SCHEMA, Call, _cpu, _fake)
+_op: Callable[..., Results] = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 class _WithGradient(torch.autograd.Function):

@@ -20,6 +20,7 @@ NaN; an infinity makes it NaN when the scale is dynamic, and saturates when it i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -435,7 +436,7 @@ def _fake(call: Call) -> Tensor:
     return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
 
 
-_op = d.define(SCHEMA, Call, _cpu, _fake)
+_op: Callable[..., Tensor] = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 register(

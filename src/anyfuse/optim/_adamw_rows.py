@@ -51,7 +51,7 @@ def check_quantized(group: Group) -> None:
 
 
 def has_codes(group: Group, param: Tensor) -> bool:
-    return group["state_bits"] == 8 and param.numel() >= group["min_8bit_size"]
+    return bool(group["state_bits"] == 8 and param.numel() >= group["min_8bit_size"])
 
 
 def new_state(group: Group, param: Tensor) -> State:

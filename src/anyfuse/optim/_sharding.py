@@ -37,7 +37,8 @@ def is_sharded(tensor: Any) -> bool:
 
 def local(tensor: Any) -> Tensor:
     """The part of this rank, the same object at each call (`to_local` makes a new view of a parameter)."""
-    return tensor._local_tensor if is_sharded(tensor) else tensor
+    part: Tensor = tensor._local_tensor if is_sharded(tensor) else tensor
+    return part
 
 
 def locals_of(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -172,7 +172,8 @@ def _read_moment(value: Any) -> Moment:
     parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     if {"codes", "scale", "qmap"} <= parts.keys():
         return Coded(parts["codes"], parts["scale"].float(), parts["qmap"].float())
-    return value
+    moment: Tensor = value
+    return moment
 
 
 def _from_arrays(state: Mapping[str, Any]) -> dict[int, State]:

@@ -337,4 +337,5 @@ def _plain(model: Any) -> nn.Module:
         elif hasattr(model, "_orig_mod"):
             model = model._orig_mod
         else:
-            return model
+            plain: nn.Module = model
+            return plain

@@ -261,7 +261,8 @@ class LazyAdam(FusedOptimizer):
 
     def _state_of(self, group: Group, param: Tensor) -> State:
         """The state of a parameter, made or completed where it lacks something."""
-        state, mine = self.state[param], sharding.local(param)
+        state: State = self.state[param]
+        mine = sharding.local(param)
         if not state:
             state["step"] = 0
             for key in ("exp_avg", "exp_avg_sq"):
@@ -378,7 +379,7 @@ def _dim_of(param: Tensor) -> int:
 
 
 def _counts_rows(group: Group) -> bool:
-    return group["bias_correction"] == "row" or group["decay_mode"] == "catch_up"
+    return bool(group["bias_correction"] == "row" or group["decay_mode"] == "catch_up")
 
 
 def _call(group: Group) -> op.Call:

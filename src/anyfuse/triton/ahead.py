@@ -18,6 +18,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from .. import ops
 from ..ops.add_rms_norm_dynamic_quant import _outputs
 from ..ops.quant_matmul_dequant import LAYOUTS
 from . import (
@@ -67,7 +68,7 @@ def _ema() -> Iterator[Variant]:
             bias_correction=True, weight_decay=0.01, convention=convention, lr_tensor=None, grad_scale=None,
             found_inf=found_inf, maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = apply_fused_ema_adamw.Call(*lists, **numbers)
+        call = ops.apply_fused_ema_adamw.Call(*lists, **numbers)
         return apply_fused_ema_adamw.launches(call)[0]
 
     full, half = (torch.float32,) * 5, (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
@@ -80,7 +81,7 @@ def _norm() -> Iterator[Variant]:
     def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
         x, weight = _ones(8, cols, dtype=dtype), _ones(cols, dtype=dtype)
         smooth = weight if two else None
-        call = add_rms_norm_dynamic_quant.Call(
+        call = ops.add_rms_norm_dynamic_quant.Call(
             x, x, weight, smooth, smooth, beta=weight, epsilon=1e-6, output1=True, output2=two, y_dtype=y_dtype,
             convention=convention,
         )  # fmt: skip
@@ -107,7 +108,7 @@ def _adam8() -> Iterator[Variant]:
             skip_nonfinite=guarded, nonzero_v=guarded, lr_tensor=None, grad_scale=None, found_inf=None, maximize=False,
             s=[], ema_decay=0.0, stochastic_rounding=None,
         )  # fmt: skip
-        call = apply_adam_w_quant.Call(*floats, *codes, *maps, *scales, **numbers)
+        call = ops.apply_adam_w_quant.Call(*floats, *codes, *maps, *scales, **numbers)
         return apply_adam_w_quant.launches(call)[0]
 
     name = "apply_adam_w_quant"
@@ -128,7 +129,7 @@ def _lazy() -> Iterator[Variant]:
             eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
             maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = lazy_adam.Call([gradient], [indices], *tables, **numbers)
+        call = ops.lazy_adam.Call([gradient], [indices], *tables, **numbers)
         (group,) = lazy_adam.groups(call, watch)
         order = torch.arange(64)
         return group.keys_launch(), group.launch(group.keys, order), group.launch(group.keys, None)

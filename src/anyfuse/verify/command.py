@@ -19,7 +19,7 @@ from .._console import Json, print_json, short, table
 from .._settings import backend
 from .._soc import ANY, product
 from . import cases, matrix
-from .compare import COUNT_LOSS, Comparison
+from .compare import COUNT_LOSS, Comparison, name_of
 
 WORST = 10
 
@@ -167,7 +167,7 @@ def gen(
     lines = table(f"{case.operator} in {directory}", "file", "dtype", "shape", "bytes", numbers=("bytes",))
     files = [(file.file, file) for file in case.inputs] + [(str(file.golden), file) for file in case.outputs]
     for name, file in files:
-        lines.add_row(name, file.encoding or cases.name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
+        lines.add_row(name, file.encoding or name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
     console = Console()
     console.print(lines)
     console.print(
