@@ -22,6 +22,7 @@ A worked example, k = 4, two groups and a row of padding. The first row has the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -242,7 +243,7 @@ def _fake(call: Call) -> Tensor:
     return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
 
 
-_op = d.define(SCHEMA, Call, _cpu, _fake)
+_op: Callable[..., Tensor] = d.define(SCHEMA, Call, _cpu, _fake)
 
 
 register(

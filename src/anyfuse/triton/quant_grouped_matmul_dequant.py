@@ -1,9 +1,9 @@
 """quant_grouped_matmul_dequant on GPUs. The mathematics is in `ops/quant_grouped_matmul_dequant.py`.
 
-Rows are quantized, tiles multiplied and sums scaled by the device functions of `quant_matmul_dequant`. A program of the
-grouped kernel finds its group in `group_list` on the device, so that nothing waits for it: there are as many programs as
-the rows may need at most, and those that are left over end at once. Ends are not looked at on the host; a group is held
-to the rows that there are.
+Rows are quantized, tiles multiplied and sums scaled by the device functions of `quant_matmul_dequant`. A program of
+the grouped kernel finds its group in `group_list` on the device, so that nothing waits for it: there are as many
+programs as the rows may need at most, and those that are left over end at once. Ends are not looked at on the host; a
+group is held to the rows that there are.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..ops.quant_matmul_dequant import LAYOUTS, ready_weight
 from ._launch import DTYPES, Launch, Variant, fastest
 from .quant_matmul_dequant import quantize_launch, quantized, scaled, store_tile, sums_of_tile
 
-#: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups may
-#: have few rows or many.
+#: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
+#: may have few rows or many.
 TILES = ((16, 128, 128, 4, 4), (32, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 64, 8, 3), (16, 64, 256, 4, 3))
 
 

@@ -11,6 +11,7 @@ used as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..ops import _dispatch as d
 from ..ops.quant_matmul_dequant import LAYOUTS, Call, check, ready_weight
-from ._launch import DTYPES, Launch, fastest
+from ._launch import DTYPES, Launch, Variant, fastest
 from ._maths import magnitude_bits, narrow, widen
 
 #: Columns up to which a row of x stays in registers while it is quantized; elements of a program's rows.
@@ -305,6 +306,18 @@ class Product:
         self.scale(sums).run()
 
 
+def quantized(call: Any, m: int, k: int, group: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The codes (m, at least k) and factors (m,) of a call whose tensors are contiguous, `Call` or the grouped one."""
+    rows, x_scale = call.x.view(m, k), call.x_scale
+    if rows.dtype == torch.int8:
+        return rows, x_scale.view(m)
+    pitch = max(-(-k // 16) * 16, 16)  # rows of q begin at multiples of 16 bytes
+    q = torch.empty(m, pitch, dtype=torch.int8, device=rows.device)
+    factor = torch.empty(m, dtype=torch.float32, device=rows.device)
+    quantize_launch(rows, call.smooth_scale, x_scale, q, factor, call.quant_mode, call.convention, group).run()
+    return q, factor
+
+
 def quantize_launch(
     x: Tensor,
     smooth_scale: Tensor | None,
@@ -341,18 +354,6 @@ def quantize_launch(
     return Launch(quantize_kernel, (triton.cdiv(m, rows),), arguments, num_warps=max(1, min(rows * block // 512, 8)))
 
 
-def quantized(call: Any, m: int, k: int, group: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes (m, at least k) and factors (m,) of a call whose tensors are contiguous, `Call` or the grouped one."""
-    rows, x_scale = call.x.view(m, k), call.x_scale
-    if rows.dtype == torch.int8:
-        return rows, x_scale.view(m)
-    pitch = max(-(-k // 16) * 16, 16)  # rows of q begin at multiples of 16 bytes
-    q = torch.empty(m, pitch, dtype=torch.int8, device=rows.device)
-    factor = torch.empty(m, dtype=torch.float32, device=rows.device)
-    quantize_launch(rows, call.smooth_scale, x_scale, q, factor, call.quant_mode, call.convention, group).run()
-    return q, factor
-
-
 def has_kernel(call: Call) -> bool:
     return True
 
@@ -368,6 +369,33 @@ def run(call: Call) -> Tensor:
     q, factor = quantized(ready, m, k)
     Product(q, factor, weight, layout, ready.weight_scale.view(n), ready.bias, out.view(m, n), m, n, k).run()
     return out
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
+        q, weight = (torch.ones(*shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+        out = torch.ones(m, n, dtype=torch.bfloat16)
+        return Product(q, torch.ones(m), weight, LAYOUTS[layout], torch.ones(n), bias, out, m, n, k)
+
+    name = "quant_matmul_dequant"
+    x, q, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(8, 4096, dtype=torch.int8), torch.ones(4096)
+    rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula")
+    yield Variant(name, "bf16 rows, dynamic", rows, True)
+    x, q = torch.ones(8, 9000, dtype=torch.float16), torch.ones(8, 9008, dtype=torch.int8)
+    rows = quantize_launch(x, None, torch.ones(8), q, torch.ones(8), "pertoken", "device")
+    yield Variant(name, "fp16 rows of 9000, device", rows)
+    for launch in product(256, 1024, 1024, "nk", None).tiled()[:3]:
+        tile = "×".join(str(launch.arguments[side]) for side in ("BM", "BN", "BK"))
+        yield Variant(name, f"(n, k), tile {tile}", launch, tile == "128×128×64")
+    uneven = product(100, 130, 300, "nz_nk", torch.ones(130, dtype=torch.int32))
+    yield Variant(name, "FRACTAL_NZ, uneven, bias", uneven.tiled()[0])
+    sums = torch.ones(1, 1024, dtype=torch.int32)
+    yield Variant(name, "one row, k split", product(1, 1024, 4096, "nk", None).split(sums)[0], True)
+    yield Variant(name, "one row, packed", product(1, 1024, 4096, "packed", None).split(sums)[0])
+    yield Variant(name, "one of one, (k, n)", product(1, 1, 1, "kn", None).split(sums)[0])
+    yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", None).scale(sums))
 
 
 assert tuple(LAYOUTS.values()) == (0, 1, 2, 3, 4)  # the numbers that `_weight_offset` knows
