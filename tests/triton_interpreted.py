@@ -24,7 +24,7 @@ from anyfuse._sampling import Draw, clone_with_storage
 DRAWS = {"lazy_adam": 180, "apply_adam_w_quant": 350}
 
 #: Elements that the interpreter takes in a reasonable time: a program of lazy_adam steps few of them.
-ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000}
+ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 30_000, "quant_grouped_matmul_dequant": 30_000}
 
 
 def samples(spec: OpSpec) -> list[Sample]:
