@@ -61,6 +61,7 @@ def quant_grouped_matmul_dequant(call: grouped.Call) -> Tensor:
     """By torch_npu's operator, whose weights are (G, n, k), and which leaves rows that are no group's as they were."""
     n, k = call.weight_scale.shape[-1], call.x.shape[-1]
     smooth = call.smooth_scale
+    d.require(call.group_list.numel() > 0, "group_list is empty; accepted on an NPU: one group or more")
     d.require(smooth is None or smooth.dim() == 1, "smooth_scale has 2 dimensions; accepted on an NPU: (k,)")
     each = (matmul.plain_weight(one, n, k, call.transpose_weight, bool(call.packed)) for one in call.weight)
     rows = _float_rows(call.x)

@@ -51,17 +51,18 @@ def grouped_kernel(
 ):  # fmt: skip
     # The columns' programs come first, so that neighbours read the same rows; all groups' weights pass once.
     group, first, end = _rows_of(group_list, tl.program_id(1), m, groups, BM, GROUPS)
-    if group < groups:
-        row = first + tl.arange(0, BM)
-        column = tl.program_id(0) * BN + tl.arange(0, BN)
-        of_group = group.to(tl.int64)
-        acc = sums_of_tile(
-            q, weight + of_group * weight_size, row, column, end, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK
-        )
-        if bias is not None:
-            bias += of_group * n
-        value = scaled(acc, bias, weight_scale + of_group * n, factor, row, column, end, n)
-        store_tile(out, value, row, column, end, n, DTYPE)
+    if group >= groups:
+        return
+    row = first + tl.arange(0, BM)
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    of_group = group.to(tl.int64)
+    acc = sums_of_tile(
+        q, weight + of_group * weight_size, row, column, end, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK
+    )
+    if bias is not None:
+        bias += of_group * n
+    value = scaled(acc, bias, weight_scale + of_group * n, factor, row, column, end, n)
+    store_tile(out, value, row, column, end, n, DTYPE)
 
 
 def launches(
@@ -125,7 +126,8 @@ def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
 
     def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None) -> list[Launch]:
-        x, weight = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(groups, n, k, dtype=torch.int8)
+        size = -(-n // 16) * -(-k // 32) * 512 if layout == "nz_nk" else n * k  # of 1024 x 1024, also when packed
+        x, weight = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(groups, size, dtype=torch.int8)
         scale, ends = torch.ones(groups, n), torch.full((groups,), m)
         call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
         q, out = torch.ones(m, k, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
