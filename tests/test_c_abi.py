@@ -7,11 +7,15 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import operators
 import pytest
 
 from anyfuse import _core
+from anyfuse._opspec import REGISTRY, OpSpec
 
 ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "csrc" / "include" / "anyfuse.h"
@@ -187,6 +191,42 @@ def test_a_longer_struct_is_taken_only_while_its_unknown_fields_are_zero() -> No
         native.argtypes = argtypes
 
 
+LISTS = [spec for spec in REGISTRY.values() if hasattr(sys.modules[spec.function.__module__], "Row")]
+
+
+@pytest.mark.parametrize("operator", LISTS, ids=lambda operator: operator.name)
+def test_so_are_the_longer_structs_of_a_list(operator: OpSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real call whose rows have eight bytes more each: taken while they are zero, refused with INVALID_SIZE, and
+    nothing written, when the last row's are not."""
+    op = sys.modules[operator.function.__module__]
+    native, seen = op._native, []
+    size, longer = ctypes.sizeof(op.Row), ctypes.sizeof(op.Row) + 8
+
+    def with_tails(params: Any) -> None:
+        rows = ctypes.string_at(params.rows, params.count * size)
+        for tail in (1, 0):  # the call that is refused comes first: it must not have written
+            tails = [bytes(8)] * (params.count - 1) + [tail.to_bytes(8, "little")]
+            cut = [rows[i * size : (i + 1) * size] + tails[i] for i in range(params.count)]
+            held = ctypes.create_string_buffer(b"".join(cut))
+            params.rows, params.row_size = ctypes.addressof(held), longer
+            if tail:
+                with pytest.raises(ValueError, match="size"):
+                    native(params)
+            else:
+                native(params)
+            seen.append(tail)
+
+    arguments = next(
+        sample.arguments for sample in operator.samples.edges() if isinstance(sample.arguments["var"], list)
+    )
+    expected, _ = operators.run(operator, arguments)
+    monkeypatch.setattr(op, "_native", with_tails)
+    got, _ = operators.run(operator, arguments)
+    assert seen == [1, 0]
+    problem = operators.difference(expected, got)
+    assert problem is None, problem
+
+
 def test_status_codes_become_exceptions() -> None:
     for status, error in _core._ERRORS.items():
         with pytest.raises(error, match="somewhere: "):
@@ -200,6 +240,5 @@ def test_importing_the_core_does_not_import_torch() -> None:
         f"p.__path__ = [{str(_core.LIBRARY_DIR.parent)!r}]; sys.modules['anyfuse'] = p; "
         "import anyfuse._core; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    import sys
 
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import compat
+from anyfuse.cli import main
 from anyfuse.compat import _device, _modules
 from anyfuse.run import execute
 
@@ -127,6 +128,24 @@ def test_anyfuse_run_says_what_it_does(tmp_path: Path) -> None:
     assert result.stdout.endswith(f"[{script!r}, '--epochs', '3']\n")
     assert result.stderr.count("no NPU is used; the CPU stands in for it") == 1
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_anyfuse_run_without_the_gpu_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says what is missing and what is accepted, and the script has not begun."""
+    script, mark = tmp_path / "script.py", tmp_path / "begun"
+    script.write_text(f"open({str(mark)!r}, 'w')\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, says in (
+        ("cuda", "device is 'cuda', but torch finds no GPU here; accepted: 'cpu'"),
+        ("tpu", "device is 'tpu'; accepted: 'cpu', 'cuda'"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["anyfuse", "run", "--device", device, str(script)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 1 and capsys.readouterr().err == f"anyfuse: {says}\n"
+        assert not mark.exists() and compat.installed() is None
 
 
 def test_anyfuse_run_shows_the_scripts_traceback(

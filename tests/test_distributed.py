@@ -1,16 +1,12 @@
-"""The optimizers in 2 and 3 processes (gloo, CPU): FSDP2, DDP, row-sharded tables and distributed checkpoints.
+"""The optimizers in 2, 3 and 4 processes (gloo, CPU): FSDP2, DDP, row-sharded tables and distributed checkpoints.
 
 Each world is started once and goes through all of its checks (tests/distributed_checks.py); the tests here say how
-each one ended. The world of 3 loads what the world of 2 saved, and so does this process alone.
+each one ended. The worlds of 3 and 4 load what the world of 2 saved, and so does this process alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,16 +22,7 @@ from torch.distributed.checkpoint import CheckpointException
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where both worlds have left their results and checkpoints."""
     path = tmp_path_factory.mktemp("distributed")
-    environment = {key: value for key, value in os.environ.items() if key != "ANYFUSE_BACKEND"} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    command = [sys.executable, "-W", "ignore", checks.__file__, str(path)]
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        process.wait(timeout=240)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    checks.finish([sys.executable, "-W", "ignore", checks.__file__, str(path)])
     return path
 
 
@@ -65,6 +52,15 @@ def test_a_killed_rank_leaves_the_previous_checkpoint(folder: Path) -> None:
     with pytest.raises(CheckpointException, match="metadata"):
         checks.load_and_compare("unfinished", model, optimizer, folder, 1)
     checks.load_and_compare("EMAAdamW", model, optimizer, folder, 1)
+
+
+def test_example_under_torchrun() -> None:
+    example = Path(__file__).parents[1] / "examples" / "distributed_embedding.py"
+    printed = checks.finish(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", str(example)]
+    )
+    losses = [float(line.split()[3]) for line in printed.splitlines() if "loss" in line]
+    assert len(losses) == 5 and losses[-1] < 0.5 * losses[0], printed
 
 
 def test_rows_of_plain_tensors_go_there_and_back() -> None:

@@ -19,15 +19,17 @@ from torch.nn import functional as F
 
 import anyfuse
 from anyfuse import fusion
-from anyfuse.fusion import _hooks
+from anyfuse.fusion import _hooks, _kept_weights, _matmul, _norm_quant
 
 ROWS, COLS = 5, 96
 NORM, MATMUL = "add_rms_norm_dynamic_quant", "quant_matmul_dequant"
 
 
-def compiled(function: Callable[..., Any], accept: tuple[str, ...] = (), dynamic: bool | None = None) -> Any:
+def compiled(
+    function: Callable[..., Any], accept: tuple[str, ...] = (), dynamic: bool | None = None, always: bool = True
+) -> Any:
     """The function after the pass alone."""
-    run = _hooks.make_pass(frozenset(accept), matmul=True)
+    run = _hooks.make_pass(frozenset(accept), matmul=True, always=always)
 
     def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
         run(module.graph)
@@ -503,7 +505,7 @@ def test_a_decoder_block_in_plain_pytorch_is_fused_by_inductor() -> None:
     expected = block(*given)
     torch._dynamo.reset()
     fusion.report(reset=True)
-    with fusion.enabled(matmul=True):
+    with fusion.enabled(always=True):
         fused = torch.compile(block, fullgraph=True)
     near(expected, fused(*given))
     report = fusion.report()
@@ -512,6 +514,153 @@ def test_a_decoder_block_in_plain_pytorch_is_fused_by_inductor() -> None:
     assert report.kept == 0
     assert [miss.reason for miss in report.misses] == ["what is quantized is no RMSNorm over the last dimension"] * 2
     assert f"{MATMUL}: 7" in str(report)
+
+
+def test_the_sum_of_one_call_is_the_next_ones_input() -> None:
+    """Otherwise inductor would compute it a second time."""
+
+    def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        x = x1 + x2
+        codes, scale = quantize(NORMS["rsqrt"](x, g, 1e-6))
+        x = x + codes * scale
+        return *quantize(NORMS["rsqrt"](x, g, 1e-6)), x
+
+    graphs: list[torch.fx.Graph] = []
+    run = _hooks.make_pass(frozenset(), matmul=False, always=True)
+
+    def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        run(module.graph)
+        graphs.append(module.graph)
+        module.recompile()
+        return make_boxed_func(module.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=inference, decompositions=select_decomp_table())
+    got = torch.compile(model, backend=backend, fullgraph=True)(*inputs())
+    (graph,) = graphs
+    assert not [node for node in graph.nodes if node.target is torch.ops.aten.add.Tensor]
+    torch.testing.assert_close(got[2], model(*inputs())[2])  # scales differ in their last bits
+
+
+# ---- weights that are packed once ----
+
+
+def keeping(q: Tensor, w: Tensor, s: Tensor, r: Tensor, b: Tensor) -> Tensor:
+    return _kept_weights.multiply(q, w, s, b, r, True, torch.float32)
+
+
+def test_a_weight_is_packed_when_it_comes_again_and_forgotten_with_it() -> None:
+    q, w, s, r, b = matmul_inputs()
+    expected = anyfuse.quant_matmul_dequant(q, w, s, bias=b, x_scale=r, out_dtype=torch.float32)
+    before = len(_kept_weights._kept)
+    for call in range(3):
+        assert torch.equal(keeping(q, w, s, r, b), expected)
+        assert (_kept_weights._kept[id(w), True].packed is None) == (call == 0)
+    backwards = w.t().contiguous().t()
+    for _ in range(2):
+        assert torch.equal(keeping(q, backwards, s, r, b), expected)
+        assert torch.equal(_kept_weights.multiply(q, w.t(), s, b, r, False, torch.float32), expected)
+    del w, backwards
+    assert len(_kept_weights._kept) == before
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda w, other: w.copy_(other),
+    "one element": lambda w, other: w[3, 5].add_(7),
+    "a view": lambda w, other: w.view(-1)[5:9].fill_(3),
+    "a loaded state": lambda w, other: holder(w).load_state_dict({"weight": other}),
+    "past the version counter": lambda w, other: w.data.copy_(other),
+    "NumPy": lambda w, other: w.numpy().__setitem__(slice(None), other.numpy()),
+    "other memory": lambda w, other: setattr(w, "data", other.clone()),
+}
+
+
+def holder(w: Tensor) -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("weight", w)
+    return module
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_weight_that_changed_is_packed_anew(write: str) -> None:
+    q, w, s, r, b = matmul_inputs()
+    for _ in range(3):
+        keeping(q, w, s, r, b)
+    WRITES[write](w, w.flip(0))
+    expected = anyfuse.quant_matmul_dequant(q, w, s, bias=b, x_scale=r, out_dtype=torch.float32)
+    for _ in range(3):
+        assert torch.equal(keeping(q, w, s, r, b), expected)
+
+
+def test_weights_without_a_version_counter_are_not_kept() -> None:
+    with torch.inference_mode():
+        q, w, s, r, b = matmul_inputs()
+        for _ in range(3):
+            assert torch.equal(keeping(q, w, s, r, b)[0, 0], keeping(q, w, s, r, b)[0, 0])
+        assert (id(w), True) not in _kept_weights._kept
+
+
+def test_a_weight_that_the_graph_computes_is_not_kept() -> None:
+    q, w, s, r, _ = matmul_inputs()
+    count = len(_kept_weights._kept)
+    model = compiled(lambda q, w, s, r: torch._int_mm(q, (w // 2).t()).float() * s * r)
+    for _ in range(2):
+        torch.testing.assert_close(model(q, w, s, r), torch._int_mm(q, (w // 2).t()).float() * s * r)
+    assert fusion.report().fused[MATMUL] == 1
+    assert len(_kept_weights._kept) == count
+
+
+def test_the_operator_of_kept_weights_is_a_proper_one() -> None:
+    q, w, s, r, b = matmul_inputs()
+    torch.library.opcheck(_kept_weights.multiply, (q, w, s, b, r, True, torch.float32))
+
+
+# ---- what pays ----
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_small_norms_stay_with_inductor_and_the_report_says_so(dynamic: bool) -> None:
+    model = normed(quantize)
+    small = compiled(model, dynamic=dynamic, always=False)
+    small(*inputs())
+    (miss,) = fusion.report().misses
+    assert "values are too few to win by a call" in miss.reason and not fusion.report().fused
+    x = torch.randn(-(-(torch.get_num_threads() + 1) * (1 << 19) // COLS), COLS)
+    compiled(model, dynamic=dynamic, always=False)(x, x, inputs()[2])
+    assert fusion.report().fused[NORM] == 1
+
+
+def test_a_norm_that_is_needed_anyway_stays_with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_norm_quant, "THREAD_VALUES", 1)
+
+    def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        v = NORMS["rsqrt"](x1 + x2, g, 1e-6)
+        return *quantize(v), v
+
+    compiled(model, always=False)(*inputs())
+    assert not fusion.report().fused
+    assert "unquantized as well" in fusion.report().misses[0].reason
+    compiled(normed(quantize), always=False)(*inputs())
+    assert fusion.report().fused[NORM] == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "fast", "fused"),
+    [
+        (1, 1024, 1024, True, 0),
+        (2, 1024, 1024, True, 1),
+        (64, 1024, 1024, True, 1),
+        (65, 1024, 1024, True, 0),
+        (16, 512, 512, True, 0),
+        (1, 64, 64, False, 1),
+    ],
+)
+def test_matmuls_that_pay(rows: int, n: int, k: int, fast: bool, fused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_matmul, "int8_is_fast", lambda: fast)
+    given = torch.ones(rows, k).to(torch.int8), torch.ones(n, k).to(torch.int8), torch.ones(n), torch.ones(rows, 1)
+    got = compiled(lambda q, w, s, r: torch._int_mm(q, w.t()).float() * s * r, always=False)(*given)
+    assert fusion.report().fused[MATMUL] == fused
+    assert torch.equal(got, torch.full((rows, n), float(k)))
 
 
 # ---- switching it on ----
@@ -535,7 +684,7 @@ def test_matmuls_stay_with_inductor_unless_asked_for() -> None:
     q.meta["val"] = w.meta["val"] = torch.zeros(2, 2, dtype=torch.int8)
     graph.output((product, product))
     for matmul, misses in ((False, 0), (True, 1)):
-        _hooks.make_pass(frozenset(), matmul)(graph)
+        _hooks.make_pass(frozenset(), matmul, True)(graph)
         assert len(fusion.report().misses) == misses
 
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import itertools
 import math
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import optimizers
@@ -221,6 +227,69 @@ def test_case_24_the_kernel_takes_indices_beyond_32_bits() -> None:
     assert op.Row.numel.size == 8
     key = [int(_rounding._mix(torch.tensor(5) ^ (index >> 32))) for index in (0, 1 << 32, 2 << 32)]
     assert len(set(key)) == 3
+
+
+HUGE = (1 << 31) + 257
+
+
+@contextmanager
+def repeated(dtype: torch.dtype, fill: float) -> Iterator[torch.Tensor]:
+    """HUGE elements in little memory: the same chunk again and again, but for the first and the last two."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    chunk, size = 1 << 22, HUGE * dtype.itemsize
+    chunks = -(-size // chunk)
+    file = os.memfd_create("chunks")
+    os.ftruncate(file, 4 * chunk)  # the first one, the middle, the last two
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    base = libc.mmap(None, chunks * chunk, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, 0)  # MAP_NORESERVE
+    assert base not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
+    try:
+        for i in range(chunks):
+            place = chunk * (0 if i == 0 else max(1, i - chunks + 4))
+            got = libc.mmap(base + i * chunk, chunk, access, mmap.MAP_SHARED | 0x10, file, place)  # MAP_FIXED
+            assert got == base + i * chunk, os.strerror(ctypes.get_errno())
+        whole = torch.frombuffer((ctypes.c_byte * size).from_address(base), dtype=dtype)
+        elements = chunk // dtype.itemsize
+        for part in (whole[: 2 * elements], whole[-2 * elements :]):
+            part.fill_(fill)
+        yield whole
+    finally:
+        libc.munmap(base, chunks * chunk)
+        os.close(file)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="maps memory again and again by Linux's memfd")
+def test_case_24_more_than_2_to_the_31_elements() -> None:
+    """Gradients in the first and the last 300 elements alone; those are stepped, the rest stays."""
+    zero_m, zero_v = (float((qmap == 0).nonzero()) for qmap in MAPS)
+    scales = -(-HUGE // 256)
+    with (
+        repeated(torch.bfloat16, 1.0) as var,
+        repeated(torch.bfloat16, 0.0) as grad,
+        repeated(torch.uint8, zero_m) as m,
+        repeated(torch.uint8, zero_v) as v,
+    ):
+        ends = torch.randn(2, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+        grad[:300], grad[-300:] = ends
+        absmax = torch.zeros(2, scales)
+        arrays = (MAPS[0], MAPS[1], absmax[0], absmax[1])
+        anyfuse.apply_adam_w_quant_(var, grad, m, v, *arrays, 1, lr=0.1, nonzero_v=True)
+        for i, part in enumerate((slice(0, 512), slice(HUGE - 513, HUGE))):  # whole blocks: HUGE - 513 is a border
+            size = part.stop - part.start
+            small = nn.Parameter(torch.ones(size, dtype=torch.bfloat16))
+            small.grad = torch.zeros_like(small)
+            small.grad[(slice(0, 300), slice(-300, None))[i]] = ends[i]
+            optimizer = AdamW8bit([small], lr=0.1, weight_decay=0.0, min_8bit_size=0)
+            optimizer.step()
+            state = optimizer.state[small]
+            assert equal([var[part], m[part], v[part]], [small, state["exp_avg"], state["exp_avg_sq"]])
+            blocks = slice(part.start // 256, -(-part.stop // 256))
+            assert equal([absmax[0][blocks]], [state["absmax_exp_avg"]])
+        assert bool((var[10_000:20_000] == 1.0).all()) and bool((var[1 << 30 : (1 << 30) + 5000] == 1.0).all())
+        assert not absmax[:, 2:-3].any()
 
 
 def test_case_26_bf16_weights_decay_by_stochastic_rounding() -> None:

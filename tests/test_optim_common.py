@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.optim import lr_scheduler
 
 import anyfuse
 from anyfuse.optim._base import FusedOptimizer
@@ -243,6 +245,22 @@ def test_data_that_is_replaced_is_followed(make: Make) -> None:
         assert bool((weight < 1.0).all())
 
 
+def test_data_of_another_size_is_refused(make: Make) -> None:
+    """Instead of a step beyond the end of the state that belongs to the old size, or of the gradient."""
+    weight = nn.Parameter(torch.ones(5000))
+    optimizer = make([weight], lr=0.1)
+    weight.grad = torch.ones(5000)
+    optimizer.step()
+    before = weight.data
+    for data in (torch.ones(9000), before[:4000]):
+        weight.grad = None
+        weight.data = data
+        weight.grad = torch.ones_like(data)
+        with pytest.raises(ValueError, match="exp_avg"):
+            optimizer.step()
+        assert bool((data == data[0]).all())
+
+
 def test_a_replaced_state_is_followed(make: Make) -> None:
     weight, other = parameter(1.0, 2.0), parameter(1.0, 2.0)
     one, two = make([weight]), make([other])
@@ -309,26 +327,60 @@ def test_gradients_are_not_kept_alive(make: Make) -> None:
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
-    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=25),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.95),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [3, 9]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 4),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.5, 1.0, 10),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 25),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 20),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 6),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 5), lr_scheduler.CosineAnnealingLR(o, 15)], [5]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 4), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 1e-3, 0.05, step_size_up=4),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=25),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 1e-3, anneal_epochs=5),
 }
 
 
+def test_case_20_no_scheduler_of_torch_is_left_out() -> None:
+    abstract = {"LRScheduler", "_LRScheduler"}
+    assert set(lr_scheduler.__all__) - abstract - {"SWALR"} == SCHEDULERS.keys() - {"SWALR"}
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_case_20_schedulers(cls: Any, scheduler: str) -> None:
-    """OneCycleLR changes the betas too."""
+def test_case_20_schedulers(make: Make, scheduler: str) -> None:
+    """CyclicLR and OneCycleLR change the betas too."""
     own = optimizers.model()
     other = copy.deepcopy(own)
     seen = []
+    for model, create in ((own, make), (other, torch.optim.AdamW)):
+        optimizer = create(model.parameters(), lr=1e-2)
+        schedule = SCHEDULERS[scheduler](optimizer)
+        for step in range(20):
+            train(model, optimizer, [step])
+            schedule.step(*[1.0] * (scheduler == "ReduceLROnPlateau"))
+        seen.append([(group["lr"], group["betas"]) for group in optimizer.param_groups])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("scheduler", ["CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
+def test_case_20_scheduled_steps_equal_torch_adamw(cls: Any, scheduler: str) -> None:
+    own = optimizers.model()
+    other = copy.deepcopy(own)
     for model, make in ((own, lambda p: cls(p, lr=1e-2, **_fp32(cls))), (other, lambda p: torch.optim.AdamW(p, 1e-2))):
         optimizer = make(model.parameters())
         schedule = SCHEDULERS[scheduler](optimizer)
         for step in range(20):
             train(model, optimizer, [step])
             schedule.step()
-        seen.append([(group["lr"], group["betas"]) for group in optimizer.param_groups])
-    assert seen[0] == seen[1]
     for a, b in zip(own.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6)  # 20 steps of other roundings
 
@@ -526,33 +578,33 @@ import optimizers
 from optimizers import VARIANTS
 saved = torch.load({file!r}, weights_only=True)
 result = {{}}
-for name, make in VARIANTS.items():
-    model = optimizers.model(torch.bfloat16, seed=3)
-    optimizer = make(model.parameters())
-    model.load_state_dict(saved[name]["model"])
-    optimizer.load_state_dict(saved[name]["optimizer"])
+for (name, dtype), state in saved.items():
+    model = optimizers.model(dtype, seed=3)
+    optimizer = VARIANTS[name](model.parameters())
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
     optimizers.train(model, optimizer, range(5, 10))
-    result[name] = optimizers.values(model)
+    result[name, dtype] = {{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}
 torch.save(result, {file!r})
 """
 
 
 def test_resume_in_a_new_process_is_bitwise(tmp_path: Path) -> None:
+    """Every optimizer, dtype and rounding, weights and states."""
     saved, expected = {}, {}
-    for name, make in VARIANTS.items():
-        model = optimizers.model(torch.bfloat16)
-        optimizer = make(model.parameters(), lr=1e-2)
-        train(model, optimizer, range(5))
-        saved[name] = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-        train(model, optimizer, range(5, 10))
-        expected[name] = values(model)
+    for key in itertools.product(VARIANTS, DTYPES):
+        model = optimizers.model(key[1])
+        optimizer = VARIANTS[key[0]](model.parameters(), lr=1e-2)
+        for results, steps in ((saved, range(5)), (expected, range(5, 10))):
+            train(model, optimizer, steps)
+            results[key] = copy.deepcopy({"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()})
     file = str(tmp_path / "state.pt")
     torch.save(saved, file)
     code = RESUME.format(tests=str(Path(__file__).parent), file=file)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     got = torch.load(file, weights_only=True)
-    for name in VARIANTS:
-        assert equal(expected[name], got[name]), name
+    for key, state in expected.items():
+        assert same(state["model"], dict(got[key]["model"])) and same(state["optimizer"], got[key]["optimizer"]), key
 
 
 def test_a_state_of_torch_adamw_is_taken(cls: Any) -> None:

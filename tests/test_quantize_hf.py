@@ -115,7 +115,7 @@ def test_calibration_folds_smooth_scales_into_the_norms() -> None:
         layer.post_attention_layernorm.weight.data[7] *= 60
     exact = logits(model)
     plain, smoothed = copy.deepcopy(model), model
-    anyfuse.quantize_(plain, calibration=None)
+    anyfuse.quantize_(plain, smooth_alpha=None)
     anyfuse.quantize_(smoothed, calibration=[ids(4, 16), {"input_ids": ids(1, 9)}])
     for layer in smoothed.model.layers:
         assert torch.equal(layer.input_layernorm.smooth_scale, layer.self_attn.qkv.smooth_scale)
@@ -145,10 +145,13 @@ def test_padded_batches() -> None:
     assert close(padded, logits(model, tokens[1:])[0], 0.02)
 
 
-def test_compiled_models_give_the_same() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_models_give_the_same(backend: str) -> None:
+    """What stays float is fused in another order, and a code on a tie may fall to the other side: one of 254 steps."""
+    torch._dynamo.reset()
     model = tiny(num_hidden_layers=1)
     anyfuse.quantize_(model, skip=())
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, backend=backend)
     with torch.no_grad():
         assert close(compiled(ids(1, 4)).logits, logits(model, ids(1, 4)), 0.02)
 
@@ -221,7 +224,7 @@ def test_errors_leave_the_model_as_it_was() -> None:
         ({"smooth_alpha": 2.0}, ValueError, "smooth_alpha"),
         ({"skip": "lm_head"}, TypeError, "skip"),
         ({"calibration": []}, ValueError, "no batch"),
-        ({"calibration": "text"}, ValueError, "calibration is 'text'"),
+        ({"calibration": "text"}, TypeError, "calibration is 'text'"),
     ):
         with pytest.raises(error, match=message):
             anyfuse.quantize_(model, **options)
@@ -249,15 +252,18 @@ def test_smollm2_keeps_its_perplexity_in_a_quarter_of_the_bytes(tmp_path: Path) 
 
     model, tokenizer = open_model(smollm2())
     topics = pydoc_data.topics.topics
-    tokens = tokenizer("\n".join(topics[key] for key in sorted(topics))[:16000], return_tensors="pt").input_ids[0]
+    tokens = tokenizer("\n".join(topics[key] for key in sorted(topics))[:20000], return_tensors="pt").input_ids[0]
     judged, read = tokens[:1024], tokens[1024:3072]
     exact = evaluate.perplexity(model, judged)
     plain = copy.deepcopy(model)
     report = anyfuse.quantize_(plain)
     assert report.bytes <= 0.27 * report.float_bytes and report.kept == {"lm_head": "skipped"}
     assert evaluate.perplexity(plain, judged) <= 1.02 * exact
+    other = tokens[3072:4096]  # behind the text that is calibrated with
+    exact_other = evaluate.perplexity(model, other)
     anyfuse.quantize_(model, calibration=[part[None] for part in read.split(512)])
-    assert evaluate.perplexity(model, judged) <= 1.01 * exact
+    assert evaluate.perplexity(model, judged) <= 1.015 * exact
+    assert evaluate.perplexity(model, other) <= 1.01 * exact_other
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ class Chunks {
 
   Piece at(int64_t piece) const {
     int64_t low = 0, high = tensors_;
+    if (piece < tensors_ && first_[piece] == piece && first_[piece + 1] > piece) return {piece, 0, size_};
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
       (first_[middle] <= piece ? low : high) = middle;

@@ -27,4 +27,15 @@ anyfuse_status read_params(const Params *source, Params *out) {
   return read_struct(source, source->size, out);
 }
 
+// The struct of one tensor of a list.
+template <typename Params, typename Row>
+anyfuse_status read_row(const Params &p, int64_t index, Row *row) {
+  const char *rows = reinterpret_cast<const char *>(p.rows);
+  return read_struct(rows + index * static_cast<int64_t>(p.row_size), p.row_size, row);
+}
+
+inline bool is_float(anyfuse_dtype dtype) {
+  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
+}
+
 }  // namespace anyfuse

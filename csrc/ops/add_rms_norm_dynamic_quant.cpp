@@ -420,10 +420,6 @@ constexpr int64_t kPieces = 64;                         // enough for the thread
 constexpr int64_t kMinPiece = 8192, kMaxPiece = 65536;  // elements
 constexpr int64_t kParallel = 65536;                    // below this a second thread costs more than it saves
 
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 bool is_code(anyfuse_dtype dtype) {
   return dtype == ANYFUSE_INT8 || dtype == ANYFUSE_INT4 || dtype == ANYFUSE_FLOAT8_E4M3FN ||
          dtype == ANYFUSE_FLOAT8_E5M2 || dtype == ANYFUSE_HIFLOAT8;
@@ -433,10 +429,11 @@ anyfuse_status check(const Params &p) {
   if (p.rows < 0 || p.cols < 0 || (p.y_dtype == ANYFUSE_INT4 && p.cols % 2 != 0)) return ANYFUSE_INVALID_SIZE;
   if (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE) return ANYFUSE_INVALID_VALUE;
   if (!(p.epsilon >= 0.0)) return ANYFUSE_INVALID_VALUE;
-  if (!is_float(p.x_dtype) || !is_float(p.gamma_dtype) || !is_code(p.y_dtype)) return ANYFUSE_INVALID_DTYPE;
-  if (p.smooth_scale1 != nullptr && !is_float(p.smooth_scale1_dtype)) return ANYFUSE_INVALID_DTYPE;
-  if (p.smooth_scale2 != nullptr && !is_float(p.smooth_scale2_dtype)) return ANYFUSE_INVALID_DTYPE;
-  if (p.beta != nullptr && !is_float(p.beta_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (!anyfuse::is_float(p.x_dtype) || !anyfuse::is_float(p.gamma_dtype) || !is_code(p.y_dtype))
+    return ANYFUSE_INVALID_DTYPE;
+  if (p.smooth_scale1 != nullptr && !anyfuse::is_float(p.smooth_scale1_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (p.smooth_scale2 != nullptr && !anyfuse::is_float(p.smooth_scale2_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (p.beta != nullptr && !anyfuse::is_float(p.beta_dtype)) return ANYFUSE_INVALID_DTYPE;
   if (p.rows == 0) return ANYFUSE_OK;
   if (p.scale1 == nullptr && p.scale2 == nullptr) return ANYFUSE_INVALID_POINTER;
   if (p.cols == 0) return ANYFUSE_OK;

@@ -289,27 +289,13 @@ using Row = anyfuse_apply_adam_w_quant_row;
 constexpr int64_t kPiece = 16384;     // elements, whole blocks of every size: about 30 us of work
 constexpr int64_t kParallel = 16384;  // below this a second thread costs more than it saves
 
-struct List {
-  const Params *params;
-  Row at(int64_t index) const {
-    Row row;
-    anyfuse::read_struct(reinterpret_cast<const char *>(params->rows) + index * params->row_size, params->row_size,
-                         &row);
-    return row;
-  }
-};
-
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 anyfuse_status check(const Row &row) {
   if (row.numel < 0) return ANYFUSE_INVALID_SIZE;
   if (row.state_bits != 0 && row.state_bits != 8 && row.state_bits != 32) return ANYFUSE_INVALID_VALUE;
   const bool scales = row.state_bits == 32 || (row.absmax_m && row.absmax_v);
   if (row.numel > 0 && !(row.grad && row.var && row.m && row.v && scales)) return ANYFUSE_INVALID_POINTER;
-  if (row.s != nullptr && !is_float(row.s_dtype)) return ANYFUSE_INVALID_DTYPE;
-  return is_float(row.grad_dtype) && is_float(row.var_dtype) ? ANYFUSE_OK : ANYFUSE_INVALID_DTYPE;
+  if (row.s != nullptr && !anyfuse::is_float(row.s_dtype)) return ANYFUSE_INVALID_DTYPE;
+  return anyfuse::is_float(row.grad_dtype) && anyfuse::is_float(row.var_dtype) ? ANYFUSE_OK : ANYFUSE_INVALID_DTYPE;
 }
 
 anyfuse_status check(const Params &p) {
@@ -373,11 +359,11 @@ extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_
   const auto kernel = apply_adam_w_quant_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
 
-  const List list{&p};
   anyfuse::Chunks chunks(p.count, kPiece);
   if (!chunks.allocated()) return ANYFUSE_OUT_OF_MEMORY;
   for (int64_t i = 0; i < p.count; ++i) {
-    const Row row = list.at(i);
+    Row row;
+    if (anyfuse_status status = anyfuse::read_row(p, i, &row)) return status;
     if (anyfuse_status status = check(row)) return status;
     chunks.set(i, row.numel);
   }
@@ -386,7 +372,9 @@ extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_
   if (map_v.status()) return map_v.status();
   anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
     const auto piece = chunks.at(i);
-    anyfuse::AdamWQuantStep step = prepare(p, list.at(piece.tensor));
+    Row row;
+    anyfuse::read_row(p, piece.tensor, &row);
+    anyfuse::AdamWQuantStep step = prepare(p, row);
     step.map_m = map_m.get();
     step.map_v = map_v.get();
     kernel(step, piece.begin, std::min(piece.limit, step.row.numel));

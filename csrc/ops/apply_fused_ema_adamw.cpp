@@ -104,25 +104,11 @@ using Row = anyfuse_apply_fused_ema_adamw_row;
 constexpr int64_t kPiece = 16384;     // elements; 9 streams of 64 KiB each keep a core busy for about 10 us
 constexpr int64_t kParallel = 32768;  // below this a second thread costs more than it saves
 
-struct List {
-  const Params *params;
-  Row at(int64_t index) const {
-    Row row;
-    anyfuse::read_struct(reinterpret_cast<const char *>(params->rows) + index * params->row_size, params->row_size,
-                         &row);
-    return row;
-  }
-};
-
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 anyfuse_status check(const Row &row) {
   if (row.numel < 0) return ANYFUSE_INVALID_SIZE;
   if (row.numel > 0 && !(row.grad && row.var && row.m && row.v && row.s)) return ANYFUSE_INVALID_POINTER;
   for (anyfuse_dtype dtype : {row.grad_dtype, row.var_dtype, row.m_dtype, row.v_dtype, row.s_dtype})
-    if (!is_float(dtype)) return ANYFUSE_INVALID_DTYPE;
+    if (!anyfuse::is_float(dtype)) return ANYFUSE_INVALID_DTYPE;
   return ANYFUSE_OK;
 }
 
@@ -175,18 +161,25 @@ extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fuse
   const auto kernel = apply_fused_ema_adamw_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
 
-  const List list{&p};
   anyfuse::Chunks chunks(p.count, kPiece);
   if (!chunks.allocated()) return ANYFUSE_OUT_OF_MEMORY;
   for (int64_t i = 0; i < p.count; ++i) {
-    const Row row = list.at(i);
+    Row row;
+    if (anyfuse_status status = anyfuse::read_row(p, i, &row)) return status;
     if (anyfuse_status status = check(row)) return status;
     chunks.set(i, row.numel);
   }
+  if (chunks.pieces() == 0) return ANYFUSE_OK;
+  // The powers of the corrections cost as much as a tile: tensors at the first one's step share them.
+  Row row;
+  anyfuse::read_row(p, 0, &row);
+  const anyfuse::EmaAdamWStep first = prepare(p, row);
   anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
     const auto piece = chunks.at(i);
-    const Row row = list.at(piece.tensor);
-    kernel(prepare(p, row), piece.begin, std::min(piece.limit, row.numel));
+    anyfuse::EmaAdamWStep step = first;
+    anyfuse::read_row(p, piece.tensor, &step.row);
+    if (step.row.step != first.row.step) step = prepare(p, step.row);
+    kernel(step, piece.begin, std::min(piece.limit, step.row.numel));
   });
   return ANYFUSE_OK;
 }

@@ -392,10 +392,6 @@ class Scratch {
   T *data_ = nullptr;
 };
 
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 bool overflows(int64_t a, int64_t b) {
   int64_t bytes;
   return __builtin_mul_overflow(a, b, &bytes) || __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes);
@@ -426,7 +422,7 @@ anyfuse_status check(const Params &p, const Row &row) {
   if (row.n > 0 && row.indices == nullptr && !is_mask(row)) return ANYFUSE_INVALID_POINTER;
   if (row.n > 0 && row.dim > 0 && row.gradient == nullptr) return ANYFUSE_INVALID_POINTER;
   if (row.rows > 0 && row.dim > 0 && !(row.m && row.v && row.var)) return ANYFUSE_INVALID_POINTER;
-  if (!is_float(row.gradient_dtype) || !is_float(row.var_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (!anyfuse::is_float(row.gradient_dtype) || !anyfuse::is_float(row.var_dtype)) return ANYFUSE_INVALID_DTYPE;
   if (row.indices_dtype != ANYFUSE_INT32 && row.indices_dtype != ANYFUSE_INT64 && !is_mask(row))
     return ANYFUSE_INVALID_DTYPE;
   if (row.rows > 0 && row.row_step == nullptr && counts_rows(p)) return ANYFUSE_INVALID_POINTER;
@@ -547,8 +543,7 @@ extern "C" anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *para
   int64_t given = 0, elements = 0, counts = 0;
   for (int64_t i = 0; i < p.count; ++i) {
     Row row;
-    const char *source = reinterpret_cast<const char *>(p.rows) + i * p.row_size;
-    if (anyfuse_status status = anyfuse::read_struct(source, p.row_size, &row)) return status;
+    if (anyfuse_status status = anyfuse::read_row(p, i, &row)) return status;
     if (anyfuse_status status = check(p, row)) return status;
     tables.get()[i] = prepare(p, row);
     elements += row.n * row.dim;

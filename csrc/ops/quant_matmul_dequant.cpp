@@ -387,19 +387,15 @@ T *offset(T *pointer, int64_t bytes) {
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-bool is_float(anyfuse_dtype dtype) {
-  return dtype == ANYFUSE_FLOAT32 || dtype == ANYFUSE_FLOAT16 || dtype == ANYFUSE_BFLOAT16;
-}
-
 int64_t bytes_of(anyfuse_dtype dtype) { return dtype == ANYFUSE_FLOAT32 ? 4 : dtype == ANYFUSE_INT8 ? 1 : 2; }
 
 anyfuse_status check_dtypes(const Params &p) {
   const bool quantized = p.x_dtype == ANYFUSE_INT8, packed_scale = p.weight_scale_dtype == ANYFUSE_INT64;
-  if (!(quantized || is_float(p.x_dtype)) || !is_float(p.out_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (!(quantized || anyfuse::is_float(p.x_dtype)) || !anyfuse::is_float(p.out_dtype)) return ANYFUSE_INVALID_DTYPE;
   if (!packed_scale && p.weight_scale_dtype != ANYFUSE_FLOAT32) return ANYFUSE_INVALID_DTYPE;
   if (p.x_scale != nullptr && p.x_scale_dtype != (packed_scale ? ANYFUSE_FLOAT16 : ANYFUSE_FLOAT32))
     return ANYFUSE_INVALID_DTYPE;
-  if (p.smooth_scale != nullptr && !is_float(p.smooth_scale_dtype)) return ANYFUSE_INVALID_DTYPE;
+  if (p.smooth_scale != nullptr && !anyfuse::is_float(p.smooth_scale_dtype)) return ANYFUSE_INVALID_DTYPE;
   return ANYFUSE_OK;
 }
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of text for people.")]
+
+
+class Advance(Protocol):
+    def __call__(self, name: str, done: int | None = None, words: str = "") -> None: ...
 
 
 def json_text(value: Any) -> str:
@@ -20,6 +28,30 @@ def json_text(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     print(json_text(value))
+
+
+@contextmanager
+def progress(totals: Mapping[str, int | None], hidden: bool, each: int | None = None) -> Iterator[Advance]:
+    """Bars on stderr while the block runs, one for each thing to do: none in pipes, nor where `hidden`.
+
+    Yields a function that is told what went on: a bar's name, how many steps are done (None: one more), and the words
+    beside the bar. A bar whose total is None shows only that something goes on; a name that is not in `totals` gets a
+    bar of `each` when it is first told of.
+    """
+    columns = (
+        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}"),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
+        tasks = {name: bars.add_task(name, total=total, words="") for name, total in totals.items()}
+
+        def advance(name: str, done: int | None = None, words: str = "") -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=each, words="")
+            bars.update(tasks[name], completed=done, advance=1 if done is None else None, words=words)
+
+        yield advance
 
 
 def table(title: str, *columns: str, numbers: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
@@ -38,6 +70,14 @@ def short(count: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.1f}{unit}" if unit else str(count)
+
+
+def duration(ns: float) -> str:
+    """A time in three digits: 1.07 ms."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"
 
 
 def _finite(value: Any) -> Any:

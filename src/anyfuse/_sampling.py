@@ -110,11 +110,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """The equality of the contract: same dtype, shape and bits, where all NaNs count as one value and +0 is not -0."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.numel() == 0:
-        return True
+    return not bool(different_bits(a, b).any())
+
+
+def different_bits(a: Tensor, b: Tensor) -> Tensor:
+    """Which elements of two tensors of one dtype and shape are unequal in that sense."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     a, b = a.detach().contiguous(), b.detach().contiguous()
     equal = a.view(whole) == b.view(whole)
     if a.dtype.is_floating_point:
         equal |= a.float().isnan() & b.float().isnan()
-    return bool(equal.all())
+    return ~equal

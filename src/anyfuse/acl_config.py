@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from ._console import Json, print_json
 from ._core import LIBRARY_DIR
 
 PREFIX = Path(__file__).parent / "_acl"
@@ -46,17 +47,25 @@ def acl_config(
     libs: Annotated[bool, typer.Option("--libs", help="Linker flags, with a run path.")] = False,
     cmake: Annotated[bool, typer.Option("--cmake", help="The folder of AnyfuseAclConfig.cmake.")] = False,
     root: Annotated[bool, typer.Option("--root", help="The prefix: use it as ASCEND_HOME_PATH.")] = False,
+    json_: Json = False,
 ) -> None:
     """Print what building against the C face (the aclnn calls on the CPU) takes.
 
     \b
-    cc program.c $(anyfuse acl-config --cflags --libs)
-    cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
-    source $(anyfuse acl-config --root)/set_env.sh
+    Examples:
+    $ anyfuse acl-config
+    $ cc program.c $(anyfuse acl-config --cflags --libs)
+    $ cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
+    $ source $(anyfuse acl-config --root)/set_env.sh
+
+    Exit status: 0 done, 2 an error or wrong usage.
     """
-    asked = [(cflags, compile_flags), (libs, link_flags), (cmake, cmake_dir), (root, prefix)]
-    if any(wanted for wanted, _ in asked):
-        print(*(value() for wanted, value in asked if wanted))
-        return
-    for name, value in (("cflags", compile_flags), ("libs", link_flags), ("cmake", cmake_dir), ("root", prefix)):
-        print(f"{name}: {value()}")
+    facts = {"cflags": compile_flags(), "libs": link_flags(), "cmake": str(cmake_dir()), "root": str(prefix())}
+    wanted = [name for name, asked in zip(facts, (cflags, libs, cmake, root), strict=True) if asked]
+    if json_:
+        print_json({name: facts[name] for name in wanted or facts})
+    elif wanted:
+        print(*(facts[name] for name in wanted))
+    else:
+        for name, value in facts.items():
+            print(f"{name}: {value}")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
-from importlib import metadata
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import anyfuse
 
-from . import _core
+from ._complete import products
 from ._console import Json, print_json, table
+from ._machine import machine
 from ._opspec import REGISTRY
 from ._soc import PRODUCTS, limits_on
 from .acl_config import acl_config
@@ -28,7 +26,6 @@ from .verify.command import cases_app, verify
 
 app = typer.Typer(
     name="anyfuse",
-    help="Fused operators for low-precision training and inference.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -44,51 +41,62 @@ app.command("eval")(eval_)
 app.add_typer(cases_app, name="case")
 
 
+@dataclass
+class Given:
+    """What stood before the command."""
+
+    debug: bool = False
+
+
+given = Given()
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"anyfuse {anyfuse.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar="ANYFUSE_DEBUG", help="Show an error's traceback.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    os.environ["ANYFUSE_DEBUG"] = "1" if debug else os.environ.get("ANYFUSE_DEBUG", "")
+    """Fused operators for low-precision training and inference.
 
+    \b
+    Examples:
+    $ anyfuse info
+    $ anyfuse verify --samples 20
+    $ anyfuse --debug case run DIR
+    $ anyfuse --install-completion
 
-def machine() -> dict[str, Any]:
-    """What a bug report or a result file needs to know of this machine and installation."""
-    return {
-        "anyfuse": anyfuse.__version__,
-        "torch": torch.__version__,
-        "numpy": metadata.version("numpy"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "thread_pool": _core.thread_pool(),
-        "target": _core.current_target(),
-        "matmul_target": _core.operator_target("quant_matmul_dequant"),
-        "targets_available": _core.available_targets(),
-        "targets_compiled": _core.targets(),
-        "backends": ["native", "reference"],
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "operators": sorted(REGISTRY),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    Every command prints JSON with --json (but for run) and writes only where it is told to. Exit status: 0 done,
+    2 an error or wrong usage; a command that judges exits with 1 where its verdict is no.
+    """
+    given.debug = debug
 
 
 @app.command()
 def info(
     soc: Annotated[
-        str | None, typer.Option("--soc", help="Show what a product takes of each operator instead.")
+        str | None,
+        typer.Option("--soc", autocompletion=products, help="Show what a product takes of each operator instead."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show versions, instruction sets, threads and operators: what a bug report needs."""
+    """Show versions, instruction sets, threads and operators: what a bug report needs.
+
+    \b
+    Examples:
+    $ anyfuse info
+    $ anyfuse info --json
+    $ anyfuse info --soc Ascend950
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
     if soc is not None:
         show_product(soc, json_)
         return
@@ -122,11 +130,24 @@ app.command()(bench)
 
 
 def main() -> None:
-    """Runs the command; an error is one line on stderr, unless --debug asks for its traceback."""
+    """Runs the command; an error is one line on stderr and exit status 2, unless --debug asks for its traceback."""
     try:
-        app()
-    except (ValueError, TypeError, OSError, RuntimeError, IndexError, MemoryError) as error:
-        if os.environ.get("ANYFUSE_DEBUG"):
+        app(prog_name="anyfuse")
+    except Exception as error:
+        if given.debug:
             raise
-        print(f"anyfuse: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        print(f"anyfuse: {_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+#: Errors that tell the user something. Any other is a fault of anyfuse.
+EXPECTED = (ValueError, TypeError, OSError, RuntimeError, IndexError, MemoryError, ImportError)
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    words = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, EXPECTED):
+        return words
+    return f"unexpected {type(error).__name__}: {words} (a fault of anyfuse; `anyfuse --debug ...` shows where)"

@@ -36,8 +36,11 @@ def run(
     """Run a script written for torch_npu, MindSpeed or mxRec here, without an NPU.
 
     \b
-    anyfuse run train.py --epochs 3
-    anyfuse run --device cuda serve.py
+    Examples:
+    $ anyfuse run train.py --epochs 3
+    $ anyfuse run --device cuda serve.py
+
+    Exit status: the script's, 1 after its traceback, 2 an error or wrong usage.
     """
     try:
         execute(str(script), arguments or [], device)

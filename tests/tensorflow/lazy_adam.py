@@ -3,7 +3,8 @@
     pip install tensorflow-cpu
     PYTHONPATH=src python tests/tensorflow/lazy_adam.py
 
-Not part of the tests, for TensorFlow is large; they run `compare` with a stand-in for the few functions it takes.
+A step of its own in the CI, for TensorFlow is large; the tests run `compare` and `refuses` with a stand-in for the few
+functions it takes.
 """
 
 from __future__ import annotations
@@ -64,9 +65,49 @@ def refuses(tf: Any) -> None:
     np.testing.assert_array_equal(np.asarray(variable.numpy()), np.ones((3, 8), np.float32))
 
 
+def trains(tf: Any) -> tuple[float, float]:
+    """A loop as it is written for TensorFlow, on gradients of a tape. The first loss and the last."""
+    random = np.random.default_rng(1)
+    table = tf.Variable(random.standard_normal((50, 4)).astype(np.float32))
+    wanted = tf.constant(random.standard_normal((50, 4)).astype(np.float32))
+    optimizer = mx_rec.create_hash_optimizer(learning_rate=0.1, use_fusion_optim=True)
+    losses = []
+    for step in range(60):
+        ids = tf.constant(random.integers(0, 49, (16, 2)), dtype=tf.int32 if step % 2 else tf.int64)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, ids) - tf.gather(wanted, ids)))
+        (gradient,) = tape.gradient(loss, [table])
+        assert isinstance(gradient, tf.IndexedSlices)
+        before = table.numpy()[49].copy()
+        optimizer.apply_gradients([(gradient, table)])
+        np.testing.assert_array_equal(table.numpy()[49], before)  # no batch names it
+        losses.append(float(loss))
+    assert losses[-1] < 0.1 * losses[0], losses
+    return losses[0], losses[-1]
+
+
+def refuses_graphs(tf: Any) -> None:
+    optimizer = mx_rec.create_hash_optimizer(use_fusion_optim=True)
+    variable = tf.Variable(np.ones((3, 8), np.float32))
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply_gradients([(tf.IndexedSlices(tf.ones((1, 8)), tf.constant([0])), variable)])
+
+    try:
+        step()
+    except RuntimeError as refused:
+        assert "accepted: eager execution" in str(refused)
+    else:
+        raise AssertionError("a step in a graph was accepted")
+    np.testing.assert_array_equal(variable.numpy(), np.ones((3, 8), np.float32))
+
+
 if __name__ == "__main__":
     import tensorflow
 
     for way in (True, False):
         print(f"use_fusion_optim={way}: {compare(tensorflow, way)} steps are equal bit for bit")
     refuses(tensorflow)
+    refuses_graphs(tensorflow)
+    print("TensorFlow {}: loss {:.3f} -> {:.3f}".format(tensorflow.__version__, *trains(tensorflow)))

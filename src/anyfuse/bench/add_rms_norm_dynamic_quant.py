@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,13 @@ def composition(x1: Tensor, x2: Tensor, gamma: Tensor, *smooth_scales: Tensor) -
         scale = scaled.abs().amax(-1, keepdim=True) / 127.0
         outputs += [torch.round(scaled / scale).to(torch.int8), scale.squeeze(-1)]
     return tuple(outputs)
+
+
+def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """`composition` of a plain call, which has no smooth scales: (y1, y2, x, scale1, scale2), the second ones empty."""
+    x1, x2, gamma = call["x1"], call["x2"], call["gamma"]
+    x, y1, scale1 = composition(x1, x2, gamma, torch.ones_like(gamma))
+    return y1, y1.new_empty(0), x, scale1, scale1.new_empty(0)
 
 
 def inputs(given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.status import Status
 
+from .._complete import operators as complete_operators
+from .._console import Advance, Json, print_json, progress
+from .._machine import machine
 from .._opspec import REGISTRY
+from ..report import check_path
+from ..report.bench import read as read_runs
+from ..report.bench import write as write_page
 from . import cases, plot, report
 from .measure import Settings, measure
 
@@ -23,7 +30,8 @@ INCONCLUSIVE = 3  # the exit status of a run that was too noisy
 
 def bench(
     ops: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="Operators; all when none is named.")
+        list[str] | None,
+        typer.Argument(metavar="OP", autocompletion=complete_operators, help="Operators; default: all."),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Time what one could use instead, too.")] = True,
     peer_python: Annotated[
@@ -37,14 +45,42 @@ def bench(
         float, typer.Option(help="No conclusion where other processes take a larger share of the processors.")
     ] = 0.1,
     quick: Annotated[bool, typer.Option(help="Tiny sizes: shows that everything runs; judges nothing.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw the results into this file.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the results (JSON).")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the results; the suffix chooses the format.")
+    ] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page (HTML): bars, roofline, history.")
+    ] = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="PATH", help="Results of before for the page: a file or a folder of them; repeatable."),
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Time, or make the page of --history alone.")] = True,
+    json_: Json = False,
 ) -> None:
     """Time operators side by side with their peers, in interleaved rounds, against the machine's memory bandwidth.
 
-    Every case first checks that the results have the reference's bits. Exits with 3 when a case was too noisy to
-    conclude anything from.
+    Every case first checks that the results have the reference's bits.
+
+    \b
+    Examples:
+    $ anyfuse bench
+    $ anyfuse bench lazy_adam --quick --rounds 3
+    $ anyfuse bench --out results/today.json --report out.html --history results
+    $ anyfuse bench --no-run --history results --report out.html
+
+    Exit status: 0 done, 2 an error or wrong usage, 3 a case was too noisy to conclude anything from.
     """
+    _check_files(report_file, history, run, out, plot_file)
+    before = read_runs(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))
+    if report_file is not None and not run:
+        if not before:
+            raise ValueError("--no-run needs results: name them by --history")
+        write_page(report_file, before, _called())
+        if json_:
+            print_json({"report": str(report_file), "runs": len(before)})
+        return
     names = ops or sorted(REGISTRY)
     for name in names:
         if name not in REGISTRY:
@@ -56,30 +92,50 @@ def bench(
     chosen = [(name, item) for name in names for item in cases(name) if case is None or case in item.name]
     if not chosen:
         raise ValueError(f"no benchmark case of {', '.join(names)} matches {case!r}")
-    console = Console()
+    # With --json nothing else goes to stdout.
+    console = Console(quiet=json_)
     results: list[dict[str, Any]] = []
-    for name, item in chosen:
-        with console.status("") as status:
-
-            def progress(text: str, status: Status = status, at: str = f"{name}, {item.name}") -> None:
-                status.update(f"{at}: {text}")
-
-            results.append(measure(REGISTRY[name], item, settings, progress))
+    for number, (name, item) in enumerate(chosen):
+        at = f"{name}, {item.name}"
+        with progress({at: len(chosen)}, hidden=json_) as advance:
+            results.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number)))
         report.show(results[-1], console)
-    finish(results, settings, json_file, plot_file, console)
-
-
-def finish(
-    results: list[dict[str, Any]], settings: Settings, json_file: Path | None, plot_file: Path | None, console: Console
-) -> None:
-    """Writes what was asked for, and says whether the run allows a conclusion."""
-    from ..cli import machine
-
     whole = report.assemble(machine(), asdict(settings), results)
-    if json_file is not None:
-        report.write(whole, json_file)
+    if out is not None:
+        report.write(whole, out)
     if plot_file is not None:
         plot.draw(whole, plot_file)
+    if report_file is not None:
+        write_page(report_file, [*before, whole], _called())
+    if json_:
+        print_json(whole)
+    conclude(whole, console)
+
+
+def _check_files(report_file: Path | None, history: list[Path] | None, run: bool, *others: Path | None) -> None:
+    """What cannot be meant, and files that are not there, before anything is timed."""
+    if report_file is None and (history or not run):
+        raise ValueError("--history and --no-run are for the page: name it by --report")
+    if not run and any(path is not None for path in others):
+        raise ValueError("--out and --plot write what was timed; --no-run times nothing")
+    if report_file is not None:
+        check_path(report_file)
+    for path in history or []:
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; accepted: a results file or a folder of them")
+
+
+def _say(advance: Advance, at: str, number: int, text: str) -> None:
+    advance(at, done=number, words=text)
+
+
+def _called() -> str:
+    return shlex.join(["anyfuse", *sys.argv[1:]])
+
+
+def conclude(whole: dict[str, Any], console: Console) -> None:
+    """Says what was not measured, and exits with 3 if the run allows no conclusion."""
+    results = whole["results"]
     lacking = sorted(
         {
             f"{peer['name']} ({peer['status']})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -88,6 +88,11 @@ def int_mm(given: dict[str, Any]) -> Callable[[Tensor], Tensor]:
         return product
 
     return run
+
+
+def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """`int_mm` of a plain call, in fp32 between its rows and its result: (out,)."""
+    return (int_mm(dict(call))(call["x"].float()).to(call["x"].dtype),)
 
 
 def runner(layer: Layer, given: dict[str, Any]) -> Runner:

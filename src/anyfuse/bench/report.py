@@ -12,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .._console import duration
+
 SCHEMA_NAME = "anyfuse-bench/1"
 
 _NUMBER = (int, float)
@@ -130,18 +132,11 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 def _line(times: dict[str, Any], rate: float | None) -> tuple[str, str, str, str]:
     return (
-        _duration(times["ns_per_unit"]),
+        duration(times["ns_per_unit"]),
         f"{times['spread'] * 100:.0f} %",
-        _duration(times["first_call_s"] * 1e9),
+        duration(times["first_call_s"] * 1e9),
         "" if rate is None else f"{rate:.1f}",
     )
-
-
-def _duration(ns: float) -> str:
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.3g} ns"
 
 
 def _goal(goal: dict[str, Any]) -> str:

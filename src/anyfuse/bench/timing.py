@@ -106,7 +106,7 @@ class Neighbours:
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:
-        """Seconds, summed over the processors: busy, in all, busy with this process."""
+        """Seconds, summed over the processors: busy, in all, busy with this process and its ended children."""
         try:
             with open("/proc/stat") as lines:
                 ticks = [int(field) for field in lines.readline().split()[1:9]]
@@ -114,7 +114,8 @@ class Neighbours:
             return None
         second, used = os.sysconf("SC_CLK_TCK"), os.times()
         idle = ticks[3] + ticks[4]
-        return (sum(ticks) - idle) / second, sum(ticks) / second, used.user + used.system
+        own = used.user + used.system + used.children_user + used.children_system
+        return (sum(ticks) - idle) / second, sum(ticks) / second, own
 
 
 def ratios(ours: Timing, other: Timing, units: float = 1.0) -> list[float]:

@@ -56,6 +56,13 @@ def same(a: Any, b: Any) -> bool:
     return bool(statically_known_true(a == b))
 
 
+def hint(size: Any) -> int | None:
+    """A size's value in the calls that the graph is made from; None where it depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else None
+
+
 def same_shape(a: Node, b: Node) -> bool:
     left, right = value_of(a).shape, value_of(b).shape
     return len(left) == len(right) and all(map(same, left, right))

@@ -39,18 +39,21 @@ def unusable() -> str | None:
 
 
 @contextlib.contextmanager
-def enabled(*, accept: Collection[str] = (), matmul: bool = False) -> Iterator[None]:
+def enabled(*, accept: Collection[str] = (), matmul: bool = True, always: bool = False) -> Iterator[None]:
     """While active, `torch.compile` with inductor replaces what it finds of the operators' arithmetic.
 
     Functions that are wrapped by `torch.compile` inside keep the pass, whenever they are compiled. Functions that are
     compiled inside (at their first call) are fused, too. `torch.compile` is replaced for the whole process meanwhile.
     Compiled graphs with the pass are not kept in inductor's cache of graphs, so that every process reports what it did.
 
+    A replaced int8 matmul keeps a packed copy of its weight, for as long as the weight lives and does not change.
+
     Args:
         accept: names of `DIFFERENCES` that a replacement may have from the code as written: "rounding", "clamp".
-
-        matmul: replace int8 matmuls, too. Off, because inductor's own int8 matmul is faster on CPUs with VNNI than
-            `quant_matmul_dequant` with the unpacked weights that plain code has.
+        matmul: replace int8 matmuls, too.
+        always: replace also where it is likely to be slower: small tensors (a call costs more than inductor's kernel
+            takes), a norm that is computed unquantized as well, and int8 matmuls of one row, of small weights or of
+            many rows. Sizes are those of the call that is compiled.
 
     Raises:
         ValueError: an unknown name in accept.
@@ -65,7 +68,7 @@ def enabled(*, accept: Collection[str] = (), matmul: bool = False) -> Iterator[N
         return
     from torch._inductor import config
 
-    run = make_pass(frozenset(accept), matmul, config.joint_custom_pre_pass)
+    run = make_pass(frozenset(accept), matmul, always, config.joint_custom_pre_pass)
     original = torch.compile
     with config.patch(joint_custom_pre_pass=run):
         torch.compile = _with_pass(original, run)
@@ -75,7 +78,7 @@ def enabled(*, accept: Collection[str] = (), matmul: bool = False) -> Iterator[N
             torch.compile = original
 
 
-def make_pass(accept: frozenset[str], matmul: bool, before: Any = None) -> Any:
+def make_pass(accept: frozenset[str], matmul: bool, always: bool, before: Any = None) -> Any:
     """The pass as inductor takes it, run after those that the user has set already."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -87,7 +90,7 @@ def make_pass(accept: frozenset[str], matmul: bool, before: Any = None) -> Any:
         def __call__(self, graph: torch.fx.Graph) -> None:
             for other in first:
                 other(graph)
-            fuse(graph, accept, matmul)
+            fuse(graph, accept, matmul, always)
 
         def uuid(self) -> None:
             return None

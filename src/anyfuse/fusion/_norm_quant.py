@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from ._graph import (
     aten,
     convert,
     dtype_of,
+    hint,
     is_call,
     is_column,
     is_item,
@@ -37,6 +39,7 @@ from ._graph import (
 
 NAME = "add_rms_norm_dynamic_quant"
 LARGEST = 127.0
+THREAD_VALUES = 1 << 19  # twice what makes up for a call and for the fusions with the code around that are lost
 
 
 @dataclass
@@ -358,6 +361,27 @@ def _weight(node: AnyNode) -> AnyNode:
     return widened(node)
 
 
+def pays(norm: Norm) -> bool:
+    """Whether the operator is likely to be faster than the code: a call costs about 30 us more than inductor's own
+    kernel does, and saves half a nanosecond for each value and thread."""
+    values = hint(math.prod(value_of(norm.x1).shape))
+    return values is not None and values >= (torch.get_num_threads() + 1) * THREAD_VALUES
+
+
+def is_used_elsewhere(norm: Norm, found: list[tuple[Quantization, Norm]]) -> bool:
+    """Whether the norm is needed for more than the quantizations that were found."""
+    absorbed = {node for quantization, _ in found for node in (quantization.codes, quantization.absmax)}
+    seen, todo = set(absorbed), [norm.product]
+    while todo:
+        node = todo.pop()
+        if node.op == "output":
+            return True
+        if node not in seen:
+            seen.add(node)
+            todo += node.users
+    return False
+
+
 # ---- replacement ----
 
 
@@ -371,8 +395,9 @@ def replace(graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[An
                 break
         else:
             calls.append([i])
+    sums: dict[AnyNode, tuple[AnyNode, int]] = {}
     for members in calls:
-        _put(graph, [found[i] for i in members], order)
+        _put(graph, [found[i] for i in members], order, sums)
     return calls
 
 
@@ -388,12 +413,17 @@ def _joins(
     return len(smooths) <= 2 and all(order[node] < start for node in inputs)
 
 
-def _put(graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[AnyNode, int]) -> None:
+def _put(
+    graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[AnyNode, int],
+    sums: dict[AnyNode, tuple[AnyNode, int]],
+) -> None:  # fmt: skip
+    """Puts in one call. `sums` are the sums that earlier calls give, and where those stand."""
     norm = found[0][1]
     first = min((quantization.absmax for quantization, _ in found), key=order.__getitem__)
     smooths = list(dict.fromkeys(other.smooth for _, other in found))
     with graph.inserting_before(first):
-        x1, x2 = norm.x1, norm.x2
+        x1: AnyNode = _given(norm.x1, sums, order[first])
+        x2: AnyNode = _given(norm.x2, sums, order[first])
         if x2 is None:
             x2 = new_call(graph, aten.full_like.default, x1, 0.0)
         gamma = norm.gamma
@@ -416,6 +446,14 @@ def _put(graph: Graph, found: list[tuple[Quantization, Norm]], order: dict[AnyNo
     for _, other in found:
         if other.total is not None:
             _use_sum(other.total, x, order[first], order)
+            if dtype_of(other.total) == dtype_of(x):
+                sums[other.total] = x, order[first]
+
+
+def _given(node: AnyNode | None, sums: dict[AnyNode, tuple[AnyNode, int]], position: int) -> AnyNode | None:
+    """What an earlier call gives in place of a node; the node itself where none does."""
+    x, start = sums.get(node, (node, -1))
+    return x if start < position else node
 
 
 def _ones(graph: Graph, size: Any, device: torch.device) -> AnyNode:

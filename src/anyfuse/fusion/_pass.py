@@ -10,7 +10,7 @@ from . import _matmul, _norm_quant, _report
 from ._graph import Refused, aten, convert, dtype_of, is_call, is_tensor, line_of, value_of
 
 
-def fuse(graph: Graph, accept: frozenset[str], matmul: bool) -> None:
+def fuse(graph: Graph, accept: frozenset[str], matmul: bool, always: bool) -> None:
     """Replaces the operators' arithmetic in a graph of ATen operators, and reports."""
     _report.current.graphs += 1
     if restricted():
@@ -18,9 +18,9 @@ def fuse(graph: Graph, accept: frozenset[str], matmul: bool) -> None:
         _report.current.misses.append(_report.Miss("", reason, "anyfuse.soc"))
         return
     order = {node: i for i, node in enumerate(graph.nodes)}
-    _fuse_norms(graph, accept, order)
+    _fuse_norms(graph, accept, always, order)
     if matmul:
-        _fuse_matmuls(graph)
+        _fuse_matmuls(graph, always)
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -29,21 +29,34 @@ def _on_cpu(node: Node) -> bool:
     return is_tensor(node) and value_of(node).device.type == "cpu"
 
 
+def _size(node: Node) -> str:
+    return " x ".join(map(str, value_of(node).shape))
+
+
 def _miss(operator: str, node: Node, reason: str) -> None:
     _report.current.misses.append(_report.Miss(operator, reason, line_of(node)))
 
 
-def _fuse_norms(graph: Graph, accept: frozenset[str], order: dict[Node, int]) -> None:
+def _fuse_norms(graph: Graph, accept: frozenset[str], always: bool, order: dict[Node, int]) -> None:
     found = []
     for node in graph.nodes:
         if is_call(node, convert) and _on_cpu(node) and dtype_of(node) == torch.int8:
             try:
                 match = _match_norm(node, accept)
+                if match is not None and not always and not _norm_quant.pays(match[1]):
+                    raise Refused(f"{_size(match[1].x1)} values are too few to win by a call (always=True)")
             except Refused as reason:
                 _miss(_norm_quant.NAME, node, str(reason))
                 continue
             if match is not None:
                 found.append(match)
+    if not always:
+        shared = [_norm_quant.is_used_elsewhere(norm, found) for _, norm in found]
+        for (quantization, _), also in zip(found, shared, strict=True):
+            if also:
+                text = "the norm is computed unquantized as well, so that a call saves nothing (always=True)"
+                _miss(_norm_quant.NAME, quantization.codes, text)
+        found = [match for match, also in zip(found, shared, strict=True) if not also]
     calls = _norm_quant.replace(graph, found, order)
     graph.eliminate_dead_code()
     left = set(graph.nodes)
@@ -69,15 +82,19 @@ def _match_norm(node: Node, accept: frozenset[str]) -> tuple[_norm_quant.Quantiz
     return quantization, norm
 
 
-def _fuse_matmuls(graph: Graph) -> None:
+def _fuse_matmuls(graph: Graph, always: bool) -> None:
     for node in list(graph.nodes):
         if is_call(node, aten._int_mm.default, aten.mm.default) and _on_cpu(node) and dtype_of(node) == torch.int32:
-            _fuse_matmul(graph, node)
+            _fuse_matmul(graph, node, always)
 
 
-def _fuse_matmul(graph: Graph, node: Node) -> None:
+def _fuse_matmul(graph: Graph, node: Node, always: bool) -> None:
     try:
         match = _matmul.match_matmul(node)
+        if match is not None and not always and not _matmul.pays(match):
+            raise Refused(
+                f"{_size(match.rows)} rows and {_size(match.weight)} weights: inductor's own is as fast (always=True)"
+            )
     except Refused as reason:
         _miss(_matmul.NAME, node, str(reason))
         return

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from .._console import Json, print_json, table
+from .._console import Json, print_json, progress, table
 from .convert import quantize_
 from .evaluate import WINDOW, evaluate
 from .storage import FILE, load_quantized, save_quantized
@@ -32,17 +31,24 @@ def quantize(
     """Put a language model into W8A8: int8 weights, int8 activations.
 
     Llama, Mistral, Qwen2, Qwen3 and SmolLM models, by transformers (extra hf). Nothing is downloaded.
+
+    \b
+    Examples:
+    $ anyfuse quantize MODEL_DIR OUT --calibrate text.txt
+    $ anyfuse quantize model.gguf OUT --skip 'model.layers.0.*'
+    $ anyfuse quantize MODEL_DIR OUT --head --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
     """
     kept = [*(skip or ()), *(() if head else ("lm_head",))]
-    with _progress(json_) as bars:
-        task = bars.add_task("load", total=None)
+    with progress({"load": None}, hidden=json_) as advance:
         float_model, tokenizer = open_model(model)
-        batches: Any = "random"
+        batches = None
         if calibrate is not None:
             batches = [part[None] for part in _ids(tokenizer, calibrate, tokens).split(512)]
-        bars.update(task, description="calibrate and quantize")
+        advance("calibrate and quantize", done=0)
         report = quantize_(float_model, calibration=batches, skip=kept)
-        bars.update(task, description="write")
+        advance("write", done=0)
         save_quantized(float_model, out)
         tokenizer.save_pretrained(out)
     if json_:
@@ -60,13 +66,20 @@ def eval_(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of TEXT that are read, at most.")] = WINDOW,
     json_: Json = False,
 ) -> None:
-    """Measure a model's perplexity on a text, its tokens per second and its bytes, float or quantized."""
-    with _progress(json_) as bars:
-        task = bars.add_task("load", total=None)
+    """Measure a model's perplexity on a text, its tokens per second and its bytes, float or quantized.
+
+    \b
+    Examples:
+    $ anyfuse eval MODEL_DIR text.txt
+    $ anyfuse eval OUT text.txt --tokens 4096 --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
+    with progress({"load": None}, hidden=json_):
         opened, tokenizer = open_model(model)
         ids = _ids(tokenizer, text, tokens)
-        bars.update(task, description="evaluate", total=-(-ids.shape[0] // WINDOW))
-        result = asdict(evaluate(opened, ids, advance=lambda: bars.advance(task)))
+    with progress({"evaluate": -(-ids.shape[0] // WINDOW)}, hidden=json_) as advance:
+        result = asdict(evaluate(opened, ids, advance=lambda: advance("evaluate")))
     if json_:
         print_json(result)
         return
@@ -104,11 +117,3 @@ def _ids(tokenizer: Any, path: Path, tokens: int) -> Any:
     if ids.shape[0] < 2:
         raise ValueError(f"{path} holds {ids.shape[0]} tokens; accepted: 2 or more")
     return ids
-
-
-def _progress(hidden: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description:<24}"), BarColumn(), TimeElapsedColumn(),
-        console=console, transient=True, disable=hidden or not console.is_terminal,
-    )  # fmt: skip

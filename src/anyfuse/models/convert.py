@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import AddRMSNormQuant, QuantLinear, QuantLinearPart
 from .adapter import Adapter, adapter_of
-from .calibration import ALPHAS, Activation, best_linear, observe, random_tokens
+from .calibration import observe, random_tokens, smooth_scale
 from .decoder import AddNorm, QuantDecoderLayer
 
 
@@ -50,8 +50,8 @@ class Recipe:
 def quantize_(
     model: nn.Module,
     *,
-    calibration: Iterable[Any] | str | None = "random",
-    smooth_alpha: float | None = None,
+    calibration: Iterable[Any] | None = None,
+    smooth_alpha: float | None = 0.5,
     skip: Sequence[str] = ("lm_head",),
     adapter: Adapter | None = None,
 ) -> Report:
@@ -66,12 +66,11 @@ def quantize_(
         model: `LlamaForCausalLM` (SmolLM2 is one), `MistralForCausalLM`, `Qwen2ForCausalLM`, `Qwen3ForCausalLM`,
             `SmolLM3ForCausalLM` of transformers, or another with an `adapter`; float32, float16 or bfloat16.
         calibration: batches of token ids (batch, length), or mappings of the model's arguments, to compute SmoothQuant
-            scales from; those before q, k, v and gate, up are folded into the norm's smooth scale. "random": 512 tokens
-            drawn by chance from `config.vocab_size`, which shows most columns that hold outliers, but fits less well
-            than text like what the model will read. None: no smooth scales.
-        smooth_alpha: how much of an activation's outliers moves into the weights: 0 none, 1 all. None: for each
-            activation the best of 0.3 … 0.8 by the error that its linears make on rows of the calibration; 0.5 with
-            "random", whose rows are too unlike a text's to choose by.
+            scales from; those before q, k, v and gate, up are folded into the norm's smooth scale. None: 512 tokens
+            drawn by chance from `config.vocab_size` (no smooth scales where there is none), which shows most columns
+            that hold outliers, but fits less well than text like what the model will read.
+        smooth_alpha: how much of an activation's outliers moves into the weights: 0 none, 1 all. None: no smooth
+            scales, and no calibration.
         skip: names of linears to keep: full ones, last parts, or patterns (`"*.mlp.*"`).
         adapter: where the parts are, for a model of another class.
 
@@ -79,7 +78,7 @@ def quantize_(
         A `Report`: what was replaced, what was kept and why, and bytes before and after.
 
     Raises:
-        TypeError: model is not a module, or is quantized already.
+        TypeError: model is not a module, or is quantized already; a text where token ids are accepted.
         ValueError: a class without adapter, smooth_alpha outside 0 … 1, no batch in the calibration, weights or
             activations that are not finite. The model is unchanged then.
 
@@ -96,30 +95,29 @@ def quantize_(
         raise ValueError(f"smooth_alpha is {smooth_alpha}; accepted: 0 to 1, or None")
     adapter = adapter_of(model) if adapter is None else adapter
     plan = make_plan(model, adapter, skip)
-    seen = _observe(model, plan, calibration)
-    alphas = (smooth_alpha,) if smooth_alpha is not None else (0.5,) if calibration == "random" else ALPHAS
-    made = {
-        group.name: best_linear(group.linears, seen[group.name], alphas)
-        if group.name in seen
-        else QuantLinear.from_float(group.linears)
-        for group in plan.groups
-    }
+    seen = {} if smooth_alpha is None else _observe(model, plan, calibration)
+
+    def make(group: Group) -> QuantLinear:
+        smooth = None
+        if group.name in seen and smooth_alpha is not None:
+            smooth = smooth_scale(seen[group.name], group.linears, smooth_alpha)
+        return QuantLinear.from_float(group.linears, smooth_scale=smooth)
+
+    made = {group.name: make(group) for group in plan.groups}
     report = apply(model, plan, lambda group: made[group.name])
     # What `load_quantized` needs to make the same modules again.
     model._anyfuse_recipe = Recipe(type(model).__name__, adapter, tuple(skip))  # type: ignore[assignment]
     return report
 
 
-def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | str | None) -> dict[str, Activation]:
+def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | None) -> dict[str, Tensor]:
     if calibration is None:
-        return {}
-    if isinstance(calibration, str):
         size = getattr(getattr(model, "config", None), "vocab_size", None)
-        if calibration != "random" or size is None:
-            raise ValueError(
-                f"calibration is {calibration!r}; accepted: batches, None, or 'random' with config.vocab_size"
-            )
+        if size is None:
+            return {}
         calibration = [random_tokens(size)]
+    if isinstance(calibration, str):
+        raise TypeError(f"calibration is {calibration!r}; accepted: batches of token ids, or None")
     return observe(model, {group.name: group.linears[0] for group in plan.groups}, calibration)
 
 

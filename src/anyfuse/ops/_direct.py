@@ -77,14 +77,14 @@ def possible(*rows: Tensor) -> bool:
 
 def multiply(
     x: Tensor, x_scale: Tensor | None, smooth_scale: Tensor | None, weight: Tensor, weight_scale: Tensor,
-    shape: tuple[int, int], dtype: torch.dtype, convention: str,
+    shape: tuple[int, int], dtype: torch.dtype, convention: str, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`quant_matmul_dequant` of x (..., k) with the packed weight of (n, k), a scale for each row given or dynamic."""
     n, k = shape
     out = x.new_empty((*x.shape[:-1], n), dtype=dtype)
     rows = out.numel() // n if n else 0
     matmul.run_native(
-        (rows, n, k), x, weight, PACKED, weight_scale, None, x_scale, smooth_scale, out, "pertoken", convention
+        (rows, n, k), x, weight, PACKED, weight_scale, bias, x_scale, smooth_scale, out, "pertoken", convention
     )
     return out
 

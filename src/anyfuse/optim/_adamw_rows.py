@@ -21,7 +21,7 @@ from ..formats import codebook as books
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
-from ._base import Group, Plan, State, check_choice, check_flag, check_number, copy_value, count_steps, next_steps
+from ._base import Group, Plan, State, check_choice, check_flag, check_number, copy_value, count_steps
 
 FIELDS = {
     "m": "exp_avg",
@@ -233,7 +233,7 @@ def make_plan(
 
 def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
     """Steps the plan's rows and counts their steps (to the numbers given, or by one)."""
-    steps = next_steps(plan.states) if steps is None else steps
+    steps = plan.next_steps() if steps is None else steps
     qmap_m, qmap_v = maps(options.codebook)
     if use_reference():
         _run_operator(plan, grads, steps, options)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -29,7 +28,8 @@ Group = dict[str, Any]
 State = dict[str, Any]
 Run = Callable[[], None]
 
-_dtype_of, _layout_of, _device_of = attrgetter("dtype"), attrgetter("layout"), attrgetter("device")
+_grad_of, _dtype_of, _layout_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("layout")
+_NoneType = type(None)
 _CPU = torch.device("cpu")
 _STRIDED = frozenset([torch.strided])
 
@@ -42,7 +42,8 @@ class FusedOptimizer(torch.optim.Optimizer):
       what the operator would refuse, and returns the function that does the step,
     - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in the form that `_prepare` takes,
     - `_saved_state(group, param, state)`, where a state is saved in another form than it has,
-    - `_with_gradients(group)` and `_check_gradients(params, grads)`, where more than dense gradients are accepted.
+    - `_with_gradients(group)` and `_check_gradients(number, params, grads)`, where more than dense gradients are
+      accepted.
     """
 
     #: How `state_dict` gives 8-bit moments: None, "rows" or "float32"; see docs/distributed.md. It belongs to the
@@ -113,31 +114,52 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and float(found_inf) != 0.0:
             return loss
         grad_scale = 1.0 if scale is None else float(scale)
-        work: list[tuple[int, Group, list[Tensor], list[Any]]] = []
+        work: list[tuple[int, Group, Sequence[Tensor], Sequence[Any]]] = []
         for number, group in enumerate(self.param_groups):
             params, grads = self._with_gradients(group)
-            self._check_gradients(params, grads)
-            work.append((number, group, params, grads))
+            if params:
+                work.append((number, group, params, grads))
         self._forget_replaced_states()
-        for run in [self._prepare(*item, grad_scale) for item in work if item[2]]:
+        for number, _, params, grads in work:
+            self._check_gradients(number, params, grads)
+        for run in [self._prepare(*item, grad_scale) for item in work]:
             run()
+        self._after_step()
         return loss
 
-    def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
+    def _after_step(self) -> None:
+        """What a subclass does after a step that was not skipped."""
+
+    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Sequence[Any]]:
         """The parameters to step, and what each is stepped by."""
-        params = [param for param in group["params"] if param.grad is not None]
-        return params, sharding.local_gradients(params, [param.grad for param in params])
+        params, grads = group["params"], list(map(_grad_of, group["params"]))
+        if _NoneType in set(map(type, grads)):
+            params = [param for param, grad in zip(params, grads, strict=True) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        return params, sharding.local_gradients(params, grads)
 
-    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
-        check_dense(grads)
+    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
+        """Refuses gradients, unless the group's plan still holds: it takes dense ones alone."""
+        if not self._plan_holds(number, params, grads):
+            check_dense(grads)
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
+    ) -> Run:
         raise NotImplementedError
 
-    def _plan(self, key: Any, params: Sequence[Tensor], others: Sequence[Any], make: Callable[[], Any]) -> Any:
-        """The cached plan of that key while it holds for the parameters and what goes with them, else a new one."""
+    def _plan_holds(self, key: Any, params: Sequence[Tensor], others: Sequence[Any]) -> bool:
+        """Whether there is a plan that holds for the parameters and what goes with them; drops one that does not."""
         plan = self._plans.get(key)
-        if plan is None or not plan.holds(params, others):
+        if plan is None or plan.holds(params, others):
+            return plan is not None
+        del self._plans[key]
+        return False
+
+    def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The plan of that key, made where there is none (see `_plan_holds`)."""
+        plan = self._plans.get(key)
+        if plan is None:
             plan = self._plans[key] = make()
             self._seen = list(self.state.values())
         return plan
@@ -240,9 +262,11 @@ def copy_value(key: str, value: Any, param: Tensor) -> Any:
 class Plan:
     """The rows of one native call, kept from step to step.
 
-    Everything is checked when a plan is made. Later steps only gather the addresses of parameters and gradients and
-    compare whether it still holds (`holds`): the same parameters at the same addresses, the same state tensors, dense
-    gradients of the same dtypes. Parameters and gradients that are not contiguous pass through buffers of the plan.
+    Everything is checked when a plan is made. Later steps only compare whether it still holds (`holds`), and gather the
+    addresses of gradients: the same parameters at the same addresses, the same state tensors, dense gradients of the
+    same dtypes and sizes. Parameters and gradients that are not contiguous pass through buffers of the plan. A
+    thousand small parameters are stepped in the time of a few hundred calls of Python for each of these questions, so
+    that each is asked once, by a `map` over all of them.
 
     Args:
         row: the row struct of the operator.
@@ -261,44 +285,56 @@ class Plan:
         fields: Mapping[str, str],
         dtypes: Mapping[str, str],
     ) -> None:
-        self.params, self.states = sharding.locals_of(params), list(states)
-        keys = [tuple(key for key in fields.values() if key in state) for state in states]
-        getters = {some: _getter(some) for some in keys}
-        self._tensors_of = next(iter(getters.values())) if len(getters) == 1 else [getters[some] for some in keys]
-        self._tensors = self._state_tensors()
-        _check_rows(self.params, grads, self._tensors)
-        in_place = [("a parameter", self.params), ("an optimizer state", self._tensors)]
+        self.params, self.states = list(sharding.locals_of(params)), list(states)
+        self._alike = [_Alike(*alike) for alike in _by_keys(states, fields.values())]
+        tensors = [tensor for alike in self._alike for column in alike.columns for tensor in column]
+        _check_rows(self.params, grads, states, fields.values())
+        in_place = [("a parameter", self.params), ("an optimizer state", tensors)]
         d.check_memory(in_place, [("a gradient", grads)])
         self._addresses = list(map(Tensor.data_ptr, self.params))
-        self._grad_dtypes = list(map(_dtype_of, grads))
+        self._grad_dtypes, self._numels = list(map(_dtype_of, grads)), list(map(Tensor.numel, grads))
         self._var, self._grad = Through(), Through()
+        self._strided = self._var.see(self.params)
+        self._grad.see(grads)
         self._written = [param for param in self.params if not param.is_inference()]
 
         self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
-        columns: dict[str, list[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
+        columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
         columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
-        self.rows["numel"] = [param.numel() for param in self.params]
-        for field, tensors in columns.items():
-            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self.rows["numel"] = self._numels
+        for field, those in columns.items():
+            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
         for field, of in dtypes.items():
             self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
 
     def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
         params = sharding.locals_of(params)
-        return (
-            len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and list(map(Tensor.data_ptr, params)) == self._addresses
-            and list(map(_dtype_of, grads)) == self._grad_dtypes
-            and all(map(is_, self._state_tensors(), self._tensors))
-        )
+        if len(params) != len(self.params) or not all(map(is_, params, self.params)):
+            return False
+        try:  # what has no memory of its own, as a sparse gradient, raises RuntimeError when it is asked for its place
+            return (
+                list(map(Tensor.data_ptr, params)) == self._addresses
+                and list(map(_dtype_of, grads)) == self._grad_dtypes
+                and list(map(Tensor.numel, grads)) == self._numels
+                and self._var.see(params) == self._strided
+                and self._grad.see(grads) is not None
+                and all(alike.holds() for alike in self._alike)
+            )
+        except (RuntimeError, KeyError):
+            return False
 
-    def begin(self, grads: Sequence[Tensor], steps: Sequence[int] | int) -> None:
+    def next_steps(self) -> list[int]:
+        """The numbers of the step to be taken, as `holds` saw the last ones."""
+        if len(self._alike) > 1:
+            return next_steps(self.states)
+        (alike,) = self._alike
+        return [alike.steps[0] + 1] * len(self.states) if _uniform(alike.steps) else [step + 1 for step in alike.steps]
+
+    def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
         """Brings this step's numbers, and values of what is not contiguous, into the rows."""
         self._var.read(self.params)
-        worked_on = self._grad.read(grads)
-        self.rows["grad"] = list(map(Tensor.data_ptr, worked_on))
-        self.rows["step"] = steps
+        self.rows["grad"] = list(map(Tensor.data_ptr, self._grad.read(grads)))
+        self.rows["step"] = steps[0] if _uniform(steps) else steps
 
     def end(self) -> None:
         """Writes back what is not contiguous, and bumps the parameters' version counters, so that a stale backward
@@ -310,42 +346,63 @@ class Plan:
     def address(self) -> int:
         return self.rows.ctypes.data
 
-    def _state_tensors(self) -> list[Tensor]:
-        if callable(self._tensors_of):  # all states have the same keys: no line of Python a parameter
-            return list(chain.from_iterable(map(self._tensors_of, self.states)))
-        pairs = zip(self._tensors_of, self.states, strict=True)
-        return list(chain.from_iterable([tensors_of(state) for tensors_of, state in pairs]))
+
+class _Alike:
+    """States with the same keys, looked at column by column."""
+
+    def __init__(self, keys: Sequence[str], states: Sequence[State]) -> None:
+        self._states, self._of = states, itemgetter("step", *keys)
+        self.steps, *self.columns = zip(*map(self._of, states), strict=True)
+
+    def holds(self) -> bool:
+        """Whether the states hold the same tensors as at first; sees their steps."""
+        self.steps, *columns = zip(*map(self._of, self._states), strict=True)
+        return all(all(map(is_, now, then)) for now, then in zip(columns, self.columns, strict=True))
+
+
+def _by_keys(states: Sequence[State], keys: Iterable[str]) -> list[tuple[tuple[str, ...], list[State]]]:
+    """The states that have the same ones of some keys, together."""
+    alike: dict[tuple[str, ...], list[State]] = {}
+    for state in states:
+        alike.setdefault(tuple(key for key in keys if key in state), []).append(state)
+    return list(alike.items())
+
+
+def _uniform(steps: Sequence[int]) -> bool:
+    return steps.count(steps[0]) == len(steps)
 
 
 class Through:
     """Tensors, with buffers for those that are not contiguous, kept from step to step."""
 
     def __init__(self) -> None:
+        self._strided: list[int] = []
         self._buffers: dict[int, Tensor] = {}
 
-    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def see(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Looks which of the tensors are not contiguous, for `read` and `write`."""
+        contiguous = map(Tensor.is_contiguous, tensors)
+        self._strided = [] if all(contiguous) else [i for i, t in enumerate(tensors) if not t.is_contiguous()]
+        return self._strided
+
+    def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Contiguous tensors of the same values; valid until the next read."""
-        if all(map(Tensor.is_contiguous, tensors)):
-            return list(tensors)
-        return [t if t.is_contiguous() else self._buffer(i, t).copy_(t) for i, t in enumerate(tensors)]
+        if not self._strided:
+            return tensors
+        worked_on = list(tensors)
+        for i in self._strided:
+            worked_on[i] = self._buffer(i, tensors[i]).copy_(tensors[i])
+        return worked_on
 
     def write(self, tensors: Sequence[Tensor]) -> None:
-        for i, buffer in self._buffers.items():
-            if not tensors[i].is_contiguous():
-                tensors[i].copy_(buffer)
+        for i in self._strided:
+            tensors[i].copy_(self._buffers[i])
 
     def _buffer(self, i: int, like: Tensor) -> Tensor:
         buffer = self._buffers.get(i)
-        if buffer is None or buffer.dtype != like.dtype:
+        if buffer is None or buffer.dtype != like.dtype or buffer.shape != like.shape:
             buffer = self._buffers[i] = torch.empty_like(like, memory_format=torch.contiguous_format)
         return buffer
-
-
-def _getter(keys: Sequence[str]) -> Callable[[State], Iterable[Tensor]]:
-    """The entries of a state under some keys, as a tuple."""
-    if len(keys) > 1:
-        return itemgetter(*keys)
-    return lambda state: [state[key] for key in keys]
 
 
 def next_steps(states: Sequence[State]) -> list[int]:
@@ -354,12 +411,20 @@ def next_steps(states: Sequence[State]) -> list[int]:
 
 
 def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
+    if _uniform(steps):
+        step = steps[0]
+        for state in states:
+            state["step"] = step
+        return
     for state, step in zip(states, steps, strict=True):
         state["step"] = step
 
 
 def first_seed() -> int:
-    """The seed of stochastic rounding for an optimizer that is being made."""
+    """The seed of stochastic rounding for an optimizer that is being made: torch's. Among several ranks it is 0, for
+    theirs often differ, and copies of one parameter must be rounded alike."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return 0
     return torch.initial_seed() & 0xFFFFFFFF
 
 
@@ -373,16 +438,26 @@ def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
 # ---- checks ----
 
 
-def _check_rows(params: Sequence[Tensor], grads: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+def _check_rows(
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]
+) -> None:
     for param, grad in zip(params, grads, strict=True):
         check_param(param)
         d.require_tensor("a gradient", grad, d.FLOATS)
         d.require_shape("a gradient", grad, param.shape, "its parameter")
         if grad.device != _CPU:
             raise ValueError(f"a gradient lies on {grad.device}; accepted: the CPU, as its parameter")
-    for tensor in tensors:
-        if tensor.device != _CPU or not tensor.is_contiguous():
-            raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
+    for param, state in zip(params, states, strict=True):
+        for key in keys:
+            if key in state:
+                _check_state(key, state[key], param)
+
+
+def _check_state(key: str, tensor: Tensor, param: Tensor) -> None:
+    if tensor.device != _CPU or not tensor.is_contiguous():
+        raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
+    if not key.startswith("absmax"):
+        d.require_shape(key, tensor, param.shape, "its parameter")
 
 
 def check_param(param: Tensor) -> None:

@@ -41,17 +41,22 @@ def local(tensor: Any) -> Tensor:
     return part
 
 
-def locals_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    if "torch.distributed.tensor" not in sys.modules:
-        return list(tensors)
-    return list(map(local, tensors))
+def any_sharded(tensors: Sequence[Tensor]) -> bool:
+    """Asks each class once: with a thousand small parameters a question to each tensor would be seen in a step."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, tensors)))
 
 
-def local_gradients(params: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
+def locals_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return list(map(local, tensors)) if any_sharded(tensors) else tensors
+
+
+def local_gradients(params: Sequence[Tensor], grads: Sequence[Any]) -> Sequence[Any]:
     """The parts of this rank, of gradients that are sharded as their parameters are."""
-    if "torch.distributed.tensor" in sys.modules:
-        for param, grad in zip(params, grads, strict=True):
-            _check_alike("a gradient", grad, param)
+    if not any_sharded(params) and not any_sharded(grads):
+        return grads
+    for param, grad in zip(params, grads, strict=True):
+        _check_alike("a gradient", grad, param)
     return locals_of(grads)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,8 +28,9 @@ class AdamW8bit(FusedOptimizer):
             its block's may take an enormous step when that gradient becomes 0.
         skip_nonfinite: a block whose gradient holds a NaN or an infinity keeps its parameters and state.
         stochastic_rounding: parameters of 16 bits are rounded up or down by chance, so that updates below half a step
-            of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction and is kept in
-            the group as `rounding_seed`; the same seed and gradients give the same bits on any number of threads.
+            of their format count in the mean. The seed is torch's (`torch.manual_seed`) at construction, or 0 where
+            torch.distributed is initialized, and is kept in the group as `rounding_seed`, which a group may set; the
+            same seed and gradients give the same bits on any number of threads.
 
     Groups may set each of these, and `state_bits`: 8, or 32 for float32 moments. The parameters of FSDP2 may be sharded
     by rows; blocks are then local to a rank (docs/distributed.md). The attribute `checkpoint_form` says how
@@ -93,12 +94,14 @@ class AdamW8bit(FusedOptimizer):
         check_flag("skip_nonfinite", group["skip_nonfinite"])
         check_flag("stochastic_rounding", group["stochastic_rounding"])
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
-        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
+    ) -> Run:
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
         options = rows.options_of(group, grad_scale)
         return lambda: rows.run(plan, grads, options)
 
-    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Any:
+    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
         states = []
         for param in params:
             if not self.state[param]:

@@ -26,9 +26,9 @@ from ._base import (
     check_number,
     count_steps,
     first_seed,
-    next_steps,
     seeds_of,
 )
+from ._buffers import Buffers
 
 _FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
 _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
@@ -57,7 +57,8 @@ class EMAAdamW(FusedOptimizer):
         block_size, min_8bit_size, codebook, nonzero_v, `checkpoint_form`: as in AdamW8bit, for `state_bits=8`.
 
     Groups may set each of these. State of a parameter: `step` (int), `exp_avg`, `exp_avg_sq` (float32, or codes and
-    scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates.
+    scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates; after `average_buffers`, of the
+    first one, `ema_buffers`, the averages by name.
 
     Raises:
         TypeError: a parameter, a gradient or an option of another kind.
@@ -119,11 +120,13 @@ class EMAAdamW(FusedOptimizer):
         }
         self._trained: list[tuple[Tensor, Tensor]] | None = None
         self._stored: list[Tensor] | None = None
+        self._buffers: Buffers | None = None
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._trained = self._stored = None
+        self.__dict__.setdefault("_buffers", None)  # loading a state keeps the model, a copied optimizer has none
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
@@ -141,12 +144,15 @@ class EMAAdamW(FusedOptimizer):
 
     # ---- the step ----
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor], grad_scale: float) -> Run:
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
+    ) -> Run:
         if self._trained is not None:
             raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
-        plan = self._plan(number, params, grads, lambda: self._new_plan(number, group, params, grads))
+        self._check_buffers()
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
         updates = group["ema_updates"] + 1
-        steps = next_steps(plan.states) if group["step_mode"] == "parameter" else [updates] * len(params)
+        steps = plan.next_steps() if group["step_mode"] == "parameter" else [updates] * len(params)
         options = rows.options_of(group, grad_scale, decay_at(group, updates))
         mode, bias_correction = int(group["adam_w_mode"]), group["bias_correction"]
 
@@ -159,7 +165,12 @@ class EMAAdamW(FusedOptimizer):
 
         return run
 
-    def _new_plan(self, number: int, group: Group, params: list[Tensor], grads: list[Tensor]) -> Plan:
+    def _after_step(self) -> None:
+        if self._buffers is not None:
+            group = self.param_groups[0]
+            self._buffers.average(group["ema_buffers"], decay_at(group, max(group["ema_updates"], 1)))
+
+    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Plan:
         states = []
         for param in params:
             if not self.state[param]:
@@ -192,6 +203,37 @@ class EMAAdamW(FusedOptimizer):
         """The decay of each group's last update (the first update's, before there was one)."""
         return [decay_at(group, max(group["ema_updates"], 1)) for group in self.param_groups]
 
+    def average_buffers(self, model: nn.Module) -> None:
+        """Averages the model's floating-point buffers too (running means, say), from now on.
+
+        Each step moves the averages by the rule of the weights, average = decay·average + (1 - decay)·buffer, in
+        float32 (float64 for buffers of it), with the decay of the first group. `swap_ema` and `ema_state_dict` then
+        take them for the buffers; other buffers, such as counters, stay as they are. They start as copies of the
+        buffers, and are saved with the optimizer's state: call this before or after `load_state_dict`, whose averages
+        are kept.
+
+        Raises ValueError for averages that were loaded and do not belong to the model's buffers.
+        """
+        buffers, group = Buffers(_plain(model)), self.param_groups[0]
+        if "ema_buffers" in group:
+            buffers.check(group["ema_buffers"])
+        else:
+            group["ema_buffers"] = buffers.first_averages()
+        self._buffers = buffers
+
+    def _check_buffers(self) -> None:
+        if "ema_buffers" in self.param_groups[0]:
+            if self._buffers is None:
+                raise RuntimeError("the state has averages of buffers, which no model is known for: average_buffers")
+            self._buffers.check(self.param_groups[0]["ema_buffers"])
+
+    def _averaged_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        self._check_buffers()
+        if self._buffers is None:
+            return []
+        averages = self.param_groups[0]["ema_buffers"]
+        return [(value, averages[name]) for name, value in self._buffers.now().items()]
+
     @contextmanager
     def swap_ema(self, model: nn.Module | None = None) -> Iterator[None]:
         """Puts the EMA weights into the parameters for the block, and the trained ones back, whatever happens in it.
@@ -205,7 +247,7 @@ class EMAAdamW(FusedOptimizer):
         """
         if self._trained is not None:
             raise RuntimeError("swap_ema inside swap_ema: the EMA weights are in place already")
-        pairs = self._with_ema()
+        pairs = self._with_ema() + self._averaged_buffers()
         if model is None and any(sharding.is_sharded(param) for param, _ in pairs):
             raise ValueError("swap_ema of sharded parameters without a model; accepted: swap_ema(model)")
         _reshard(model)
@@ -221,9 +263,10 @@ class EMAAdamW(FusedOptimizer):
     def ema_state_dict(self, model: nn.Module, *, full: bool = False) -> dict[str, Tensor]:
         """The model's state dict with the EMA in place of each parameter that has one.
 
-        It has every entry of `model.state_dict()`: frozen and unused parameters and buffers with their values, tied
-        weights under each of their names. The prefixes of torch.compile and (Distributed)DataParallel are left out, so
-        that the plain model loads it strictly. Tensors are not copied, and an EMA has its own dtype.
+        It has every entry of `model.state_dict()`: frozen and unused parameters with their values, buffers with theirs
+        (with their averages after `average_buffers`), tied weights under each of their names. The prefixes of
+        torch.compile and (Distributed)DataParallel are left out, so that the plain model loads it strictly. Tensors are
+        not copied, and an average has its own dtype.
 
         Under FSDP2 the entries are DTensors, each rank's part alone, as in the model's own state dict. With `full` they
         are whole tensors on rank 0 and the dict is empty on the others; all ranks have to call then.
@@ -234,6 +277,7 @@ class EMAAdamW(FusedOptimizer):
         live = _plain(model).state_dict(keep_vars=True)
         if not any(id(value) in averages for value in live.values()):
             raise ValueError("model has no parameter with an EMA in this optimizer; accepted: the model that it steps")
+        averages |= {id(buffer): average for buffer, average in self._averaged_buffers()}
         exported = {
             name.replace("_orig_mod.", ""): averages.get(id(value), value).detach()
             if isinstance(value, Tensor)
@@ -247,7 +291,7 @@ class EMAAdamW(FusedOptimizer):
         self._stored = [sharding.local(param).detach().clone() for param in parameters]
 
     def copy_to(self) -> None:
-        """Puts the EMA weights into the parameters, in place."""
+        """Puts the EMA weights into the parameters, in place. (Buffers stay: `store` has no copies of them.)"""
         _assign(self._with_ema())
 
     def restore(self, parameters: Iterable[Tensor]) -> None:

@@ -197,7 +197,7 @@ class LazyAdam(FusedOptimizer):
             d.require_tensor("visible", self._visible, (torch.bool,))
             d.require(self._visible.dim() == 1, f"visible has shape {tuple(self._visible.shape)}; accepted: (N,)")
 
-    def _with_gradients(self, group: Group) -> tuple[list[Tensor], list[Any]]:
+    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Sequence[Any]]:
         params = [param for param in group["params"] if param.grad is not None or param in self._rows]
         return params, [self._update_of(param) for param in params]
 
@@ -221,11 +221,13 @@ class LazyAdam(FusedOptimizer):
         )
         return Update(grad._values(), grad._indices()[0])
 
-    def _check_gradients(self, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
+    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         for param, update in zip(params, grads, strict=True):
             _check_update(sharding.local(param), update)
 
-    def _prepare(self, number: int, group: Group, params: list[Tensor], grads: list[Any], grad_scale: float) -> Run:
+    def _prepare(
+        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Any], grad_scale: float
+    ) -> Run:
         call = _call(group)
         states = [self._state_of(group, param) for param in params]
         seeds = seeds_of(group, number, params)
@@ -240,9 +242,10 @@ class LazyAdam(FusedOptimizer):
         others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
         if len(self.param_groups) > 1 or others:
             # More than one native call: the ids of all of them are looked at before the first.
-            op.check_ids(call._replace(indices=[update.indices for update in grads], var=params))
+            op.check_ids(call._replace(indices=[update.indices for update in grads], var=list(params)))
         tables, kept = [params[i] for i in direct], [states[i] for i in direct]
-        plan = self._plan(number, tables, kept, lambda: TablePlan(tables, kept))
+        self._plan_holds(number, tables, kept)
+        plan = self._plan(number, lambda: TablePlan(tables, kept))
 
         def run() -> None:
             if direct:
@@ -300,6 +303,12 @@ class TablePlan:
 
     def __init__(self, params: list[Tensor], states: list[State]) -> None:
         self.params, self.states = params, states
+        self.shapes = [param.shape for param in params]
+        for param, state in zip(params, states, strict=True):
+            for key in ("exp_avg", "exp_avg_sq"):
+                d.require_shape(key, state[key], param.shape, "its parameter")
+            if "row_step" in state:
+                d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
         self.tensors = _tensors_of(states)
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
         self.addresses = list(map(Tensor.data_ptr, params))
@@ -318,6 +327,7 @@ class TablePlan:
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
             and list(map(Tensor.data_ptr, params)) == self.addresses
+            and [param.shape for param in params] == self.shapes
             and len(tensors) == len(self.tensors)
             and all(map(is_, tensors, self.tensors))
         )
@@ -333,7 +343,10 @@ class TablePlan:
         call: op.Call,
     ) -> None:
         # What is dense and not contiguous passes through buffers that stay; values of rows come with their ids.
-        gradients = self._gradients.read([u.gradient if u.is_dense else u.gradient.contiguous() for u in updates])
+        gradients = [u.gradient if u.is_dense else u.gradient.contiguous() for u in updates]
+        self._gradients.see(gradients)
+        self._params.see(self.params)
+        gradients = list(self._gradients.read(gradients))
         indices = [None if update.indices is None else update.indices.contiguous() for update in updates]
         rows = self.rows
         rows["n"] = [n if ids is None else ids.shape[0] for n, ids in zip(rows["rows"], indices, strict=True)]

@@ -150,7 +150,7 @@ def generate(
     every = plan.inputs(Draw(seed), shape, chosen, {**_defaults(spec), **given})
     tensors, attributes = _arguments(spec, every, given, optional)
     with float64_reference() if golden == "float64" else backend("reference"):
-        results = _call(spec, {**attributes, **{key: value.clone() for key, value in tensors.items()}})
+        results = call(spec, {**attributes, **tensors})
 
     encodings = plan.encodings(attributes)
     inputs = tuple(
@@ -179,6 +179,19 @@ def generate(
     # The manifest goes first and comes last: until all is new, this is no case. Results of an older one go too.
     folder.write({**files, MANIFEST: text_writer(text)}, outdated=(MANIFEST, *(file.file for file in outputs)))
     return case
+
+
+def everyday(spec: OpSpec, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+    """The arguments of an operator's plain call: default sizes and attributes, without optional tensors."""
+    plan = spec.samples.case
+    every = plan.inputs(Draw(seed), plan.sizes, dtype, _defaults(spec))
+    tensors, attributes = _arguments(spec, every, {}, ())
+    return {**attributes, **tensors}
+
+
+def call(spec: OpSpec, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Runs an operator on copies of its tensors and names its results."""
+    return _call(spec, {key: value.clone() if isinstance(value, Tensor) else value for key, value in arguments.items()})
 
 
 def _preset(plan: CaseSpec, name: str | None) -> Preset | None:

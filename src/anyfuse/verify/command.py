@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,49 +11,96 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .. import _complete as complete
 from .. import _core
-from .._console import Json, print_json, short, table
+from .._console import Json, print_json, progress, short, table
+from .._opspec import OpSpec
 from .._settings import backend
 from .._soc import ANY, product
-from . import cases, matrix
+from ..report import check_path
+from ..report.verify import write as write_page
+from . import cases, matrix, precision
 from .compare import COUNT_LOSS, Comparison, name_of
+from .examine import examine, reproduce
 
 WORST = 10
 
 cases_app = typer.Typer(
-    help="Make, run and judge test cases as files, the way single-operator tests of an NPU do.", no_args_is_help=True
+    help="""Make, run and judge test cases as files, the way single-operator tests of an NPU do.
+
+    \b
+    Examples:
+    $ anyfuse case gen lazy_adam DIR
+    $ anyfuse case run DIR
+    $ anyfuse case compare DIR
+
+    Exit status: 0 done, 1 an output fails, 2 an error or wrong usage.
+    """,
+    no_args_is_help=True,
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the case.")]
-Backend = Annotated[str, typer.Option(help="Implementation: native or reference.")]
-Target = Annotated[str | None, typer.Option(help="Instruction set; see `anyfuse info`. Default: the best one.")]
+Target = Annotated[
+    str | None,
+    typer.Option(autocompletion=complete.targets, help="Instruction set; see `anyfuse info`. Default: the best one."),
+]
 
 
 def verify(
-    operators: Annotated[list[str] | None, typer.Argument(metavar="[OP]...", help="Operators; default: all.")] = None,
-    backends: Annotated[list[str] | None, typer.Option("--backend", help="Backend; repeatable. Default: all.")] = None,
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operators; default: all."),
+    ] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option("--backend", autocompletion=complete.backends, help="Backend; repeatable. Default: all."),
+    ] = None,
     targets: Annotated[
-        list[str] | None, typer.Option("--target", help="Instruction set; repeatable. Default: all this CPU has.")
+        list[str] | None,
+        typer.Option(
+            "--target", autocompletion=complete.targets, help="Instruction set; repeatable. Default: all this CPU has."
+        ),
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option("--threads", help="Number of threads; repeatable. Default: 1 and all.")
     ] = None,
     soc_: Annotated[
-        str | None, typer.Option("--soc", help="Product whose limits hold; calls that it refuses are counted apart.")
+        str | None,
+        typer.Option(
+            "--soc",
+            autocompletion=complete.products,
+            help="Product whose limits hold; calls that it refuses are counted apart.",
+        ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Random calls for each operator.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first call; the next have the next seeds.")] = 0,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page (HTML) with figures and pictures.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Compare every backend with the reference, bit for bit, on random calls; exit with 1 if a bit differs."""
+    """Compare every backend with the reference, bit for bit, on random calls and edge cases.
+
+    \b
+    Examples:
+    $ anyfuse verify
+    $ anyfuse verify lazy_adam --target base --threads 1 --samples 5
+    $ anyfuse verify --samples 20 --report out.html
+    $ anyfuse verify lazy_adam --soc Ascend910B --samples 20 --json
+
+    Exit status: 0 every bit is equal, 1 a bit differs, 2 an error or wrong usage.
+    """
     specs = matrix.operators(operators or [])
     ways = matrix.ways(backends or [], targets or [], threads or [])
-    totals = {spec.name: samples + matrix.count_edges(spec) for spec in specs}
-    with _progress(totals, hidden=json_) as advance:
+    if report_file is not None:
+        check_path(report_file)
+    totals: dict[str, int | None] = {spec.name: samples + matrix.count_edges(spec) for spec in specs}
+    with progress(totals, hidden=json_) as advance:
         report = matrix.verify(specs, ways, samples=samples, seed=seed, product=soc_, progress=advance)
     chosen = product() if soc_ is None else soc_
+    if report_file is not None:
+        _write_report(report_file, specs, report, samples, seed, chosen, hidden=json_)
     if json_:
         print_json(_verify_json(report, samples, seed, chosen))
     else:
@@ -63,13 +109,21 @@ def verify(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _progress(totals: dict[str, int], hidden: bool) -> Iterator[Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
-        tasks = {name: bars.add_task(name, total=total) for name, total in totals.items()}
-        yield lambda name: bars.advance(tasks[name])
+def _write_report(
+    path: Path, specs: list[OpSpec], report: matrix.Report, samples: int, seed: int, product: str, hidden: bool
+) -> None:
+    """The page. Beside what is reported it shows how far results are from exact ones, which takes some seconds."""
+    with progress({f"precision of {spec.name}": precision.count(spec) for spec in specs}, hidden) as advance:
+        found = [
+            item
+            for spec in specs
+            for item in precision.measure(spec, progress=lambda name: advance(f"precision of {name}"))
+        ]
+    examined = examine(report.worst(len(report.mismatches)), product, WORST)
+    write_page(
+        path, report, found, examined, samples=samples, seed=seed, product=product,
+        command=shlex.join(["anyfuse", *sys.argv[1:]]),
+    )  # fmt: skip
 
 
 def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -> dict[str, Any]:
@@ -78,7 +132,7 @@ def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -
         return {"operator": values.pop("operator"), **values.pop("way"), **values}
 
     mismatches = [
-        {**flat(item), "reproduce": _reproduce(item, product)} for item in report.worst(len(report.mismatches))
+        {**flat(item), "reproduce": reproduce(item, product)} for item in report.worst(len(report.mismatches))
     ]
     return {
         "passed": report.passed,
@@ -101,19 +155,15 @@ def _print_report(report: matrix.Report, product: str) -> None:
             lines.add_section()
         name, before = "" if row.operator == before else row.operator, row.operator
         middle = f"{row.refused:,}" if limited else short(row.elements)
-        lines.add_row(name, _way(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
+        lines.add_row(name, str(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
     console.print(lines)
     for item in report.worst(WORST):
-        console.print(f"[red]differs[/red]: {item.operator} on {_way(item.way)}", highlight=False)
+        console.print(f"[red]differs[/red]: {item.operator} on {item.way}", highlight=False)
         console.print(f"  {item.what}" + (f", up to {item.max_ulp:,} ulp" if item.max_ulp else ""), markup=False)
         console.print(f"  {item.label}", markup=False, highlight=False)
-        console.print(f"  {_reproduce(item, product)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  {reproduce(item, product)}", markup=False, highlight=False, soft_wrap=True)
     if len(report.mismatches) > WORST:
         console.print(f"... and {len(report.mismatches) - WORST} more (all of them: --json)")
-
-
-def _way(way: matrix.Way) -> str:
-    return f"{way.backend} {way.target} ×{way.threads}"
 
 
 def _row_verdict(row: matrix.Row) -> str:
@@ -122,20 +172,18 @@ def _row_verdict(row: matrix.Row) -> str:
     return "[yellow]refused[/yellow]" if row.samples == row.refused else "[green]equal[/green]"
 
 
-def _reproduce(item: matrix.Mismatch, product: str) -> str:
-    """The command that shows a mismatch again. Edge cases belong to every run."""
-    words = ["anyfuse", "verify", item.operator, "--backend", item.way.backend, "--target", item.way.target]
-    words += ["--threads", str(item.way.threads), "--samples", "1", "--seed", str(item.seed or 0)]
-    return shlex.join(words + (["--soc", product] if product != ANY else []))
-
-
 # ---- case ----
 
 
 @cases_app.command("gen", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def gen(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OP", help="Operator; `anyfuse case options` lists them.")],
+    operator: Annotated[
+        str,
+        typer.Argument(
+            metavar="OP", autocompletion=complete.operators, help="Operator; `anyfuse case options` lists them."
+        ),
+    ],
     directory: Directory,
     shape: Annotated[
         str | None, typer.Option(help="Sizes, as 128,64; what they mean: `anyfuse case options OP`.")
@@ -155,8 +203,19 @@ def gen(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the case that DIR holds.")] = False,
     json_: Json = False,
 ) -> None:
-    """Write the inputs, goldens and manifest of one call. Named sizes are options too, as `--rows 1000`."""
-    case = cases.generate(
+    """Write the inputs, goldens and manifest of one call. Named sizes are options too, as --rows 1000.
+
+    \b
+    Examples:
+    $ anyfuse case gen lazy_adam DIR --rows 1000 --n 50
+    $ anyfuse case gen lazy_adam DIR --preset official --overwrite
+    $ anyfuse case gen apply_fused_ema_adamw DIR --shape 128,64 --set lr=0.1
+    $ anyfuse case gen quant_matmul_dequant DIR --with bias --golden float64
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
+    with progress({"inputs and goldens": None}, hidden=json_):
+        case = cases.generate(
         operator, directory,
         sizes=_sizes(shape), axes=_axes(context.args), dtype=dtype, settings=_settings(settings or []),
         optional=optional or [], preset=preset, seed=seed, golden=golden, overwrite=overwrite,
@@ -178,15 +237,27 @@ def gen(
 @cases_app.command("run")
 def run(
     directory: Directory,
-    backend_: Annotated[str, typer.Option("--backend", help="native or reference.")] = "native",
+    backend_: Annotated[
+        str, typer.Option("--backend", autocompletion=complete.backends, help="native or reference.")
+    ] = "native",
     target: Target = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: all.")] = None,
     json_: Json = False,
 ) -> None:
-    """Execute a case and write its outputs."""
+    """Execute a case and write its outputs.
+
+    \b
+    Examples:
+    $ anyfuse case run DIR
+    $ anyfuse case run DIR --target base --threads 1
+    $ anyfuse case run DIR --backend reference --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    with backend(backend_), _core.target(target or _core.current_target()):
+    waiting = progress({"running": None}, hidden=json_)
+    with waiting, backend(backend_), _core.target(target or _core.current_target()):
         case = cases.run(directory)
     files = [file.file for file in case.outputs]
     if json_:
@@ -207,8 +278,18 @@ def compare(
     lsb: Annotated[int, typer.Option(min=0, help="Steps that integers and 8-bit codes may be apart.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Judge the outputs of a case by its goldens; exit with 1 if one fails."""
-    results = cases.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
+    """Judge the outputs of a case by its goldens.
+
+    \b
+    Examples:
+    $ anyfuse case compare DIR
+    $ anyfuse case compare DIR --loss 1e-4 --count-loss 1e-3
+    $ anyfuse case compare DIR --lsb 1 --json
+
+    Exit status: 0 every output passes, 1 one fails, 2 an error or wrong usage.
+    """
+    with progress({"comparing": None}, hidden=json_):
+        results = cases.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
     passed = all(result.passed for result in results)
     if json_:
         print_json({"directory": str(directory), "passed": passed, "outputs": [asdict(result) for result in results]})
@@ -220,10 +301,22 @@ def compare(
 
 @cases_app.command("options")
 def options(
-    operator: Annotated[str | None, typer.Argument(metavar="[OP]", help="Operator; default: list them.")] = None,
+    operator: Annotated[
+        str | None,
+        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operator; default: list them."),
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Show what `case gen` takes for an operator: sizes, dtypes, attributes, optional tensors, presets."""
+    """Show what case gen takes for an operator: sizes, dtypes, attributes, optional tensors, presets.
+
+    \b
+    Examples:
+    $ anyfuse case options
+    $ anyfuse case options lazy_adam
+    $ anyfuse case options lazy_adam --json
+
+    Exit status: 0 done, 2 an error or wrong usage.
+    """
     facts = cases.describe(operator) if operator else {"operators": cases.known()}
     if json_:
         print_json(facts)

@@ -86,38 +86,57 @@ def compare(
     return result
 
 
+@dataclass(frozen=True)
+class Distances:
+    """Element by element: errors, and how many representable values (of codes: steps) lie between.
+
+    `numbers` marks the elements where neither side is NaN (`ulp` says something there alone), `one_nan` those where
+    one is: their errors are infinite.
+    """
+
+    absolute: Tensor
+    relative: Tensor
+    ulp: Tensor
+    numbers: Tensor
+    one_nan: Tensor
+
+
+def distances(out: Tensor, golden: Tensor, encoding: str | None = None) -> Distances:
+    """The distances between two tensors of one dtype and shape, whose values are `unpacked`."""
+    x, y = _values(out, encoding), _values(golden, encoding)
+    nan_x, nan_y = x.isnan(), y.isnan()
+    one_nan = nan_x ^ nan_y
+    a = torch.where((x == y) | (nan_x & nan_y), 0.0, (x - y).abs())
+    a = torch.where(one_nan, torch.inf, a)
+    r = torch.where(a == torch.inf, torch.inf, a / (torch.maximum(x.abs(), y.abs()) + 1e-9))
+    r = torch.where(a == 0, 0.0, r)
+    ulp = (_steps(out, encoding) - _steps(golden, encoding)).abs()
+    return Distances(a, r, ulp, ~(nan_x | nan_y), one_nan)
+
+
 def _add_chunk(result: Comparison, out: Tensor, golden: Tensor, encoding: str | None) -> int:
     """Adds a chunk's statistics and returns its number of values (packed codes hold several in an element)."""
-    if encoding == "int4":
-        out, golden = _unpack_int4(out), _unpack_int4(golden)
+    out, golden = unpacked(out, encoding), unpacked(golden, encoding)
     elements = out.numel()
     bits_out, bits_golden = _bits(out), _bits(golden)
     differ = bits_out != bits_golden
     if not differ.any():
         return elements
     # Elements of equal bits add nothing, and are nearly all of them as a rule.
-    out, golden = bits_out[differ].view(out.dtype), bits_golden[differ].view(golden.dtype)
-    steps_out, steps_golden = _steps(out, encoding), _steps(golden, encoding)
-    x, y = _values(out, encoding), _values(golden, encoding)
-    nan_x, nan_y = x.isnan(), y.isnan()
-    one_nan = nan_x ^ nan_y
+    apart = distances(bits_out[differ].view(out.dtype), bits_golden[differ].view(golden.dtype), encoding)
+    a, r, ulp = apart.absolute, apart.relative, apart.ulp[apart.numbers]
 
-    a = torch.where((x == y) | (nan_x & nan_y), 0.0, (x - y).abs())
-    a = torch.where(one_nan, torch.inf, a)
-    r = torch.where(a == torch.inf, torch.inf, a / (torch.maximum(x.abs(), y.abs()) + 1e-9))
-    r = torch.where(a == 0, 0.0, r)
-
-    result.nan_mismatches += int(one_nan.sum())
-    result.different += int((~(nan_x & nan_y)).sum())
+    one_nan = int(apart.one_nan.sum())
+    result.nan_mismatches += one_nan
+    result.different += int((apart.numbers | apart.one_nan).sum())
     result.max_abs = max(result.max_abs, float(a.max()))
     result.max_rel = max(result.max_rel, float(r.max()))
-    ulp = (steps_out - steps_golden).abs()[~(nan_x | nan_y)]
     result.max_ulp = max(result.max_ulp, int(ulp.max()) if ulp.numel() else 0)
     if result.loss is not None:
         result.beyond_abs += int((a > result.loss).sum())
         result.beyond_rel += int((r > result.loss).sum())
     else:
-        result.beyond_abs += int((ulp > (result.lsb or 0)).sum()) + int(one_nan.sum())
+        result.beyond_abs += int((ulp > (result.lsb or 0)).sum()) + one_nan
     return elements
 
 
@@ -170,8 +189,10 @@ def _steps(tensor: Tensor, encoding: str | None) -> Tensor:
     return torch.where(bits < 0, -magnitude, magnitude)
 
 
-def _unpack_int4(tensor: Tensor) -> Tensor:
-    """The signed nibbles of packed bytes or words, low nibble first, one to an element."""
+def unpacked(tensor: Tensor, encoding: str | None) -> Tensor:
+    """One value to an element: of int4 the signed nibbles of packed bytes or words, low nibble first."""
+    if encoding != "int4":
+        return tensor
     nibbles = torch.stack((_bytes(tensor) & 15, _bytes(tensor) >> 4), dim=-1).flatten()
     return (nibbles ^ 8).to(torch.int8) - 8
 

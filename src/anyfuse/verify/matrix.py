@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +24,25 @@ CANDIDATES = tuple(name for name in BACKENDS if name not in ("auto", "reference"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run an operator."""
+    """One way to run an operator; 0 threads and no target: those in use."""
 
     backend: str
-    target: str
-    threads: int
+    target: str = ""
+    threads: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.target} ×{self.threads}"
+
+
+#: The definition of the numbers, which knows no targets.
+REFERENCE = Way("reference")
+
+
+class Origin(NamedTuple):
+    """What makes a sample again: its seed, or its number among the edge cases."""
+
+    seed: int | None = None
+    edge: int | None = None
 
 
 @dataclass
@@ -46,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A sample whose result differs. `seed` makes it again (None: an edge case, tried in every run)."""
+    """A sample whose result differs. `seed` makes it again, or `edge`, its number among the edge cases."""
 
     operator: str
     way: Way
@@ -55,6 +69,7 @@ class Mismatch:
     what: str
     different: int = 0
     max_ulp: int = 0
+    edge: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ def verify(
             rows = [Row(spec.name, way) for way in matrix]
             report.rows.extend(rows)
             for number, sample in _samples(spec, samples, seed):
-                expected = _outcome(spec, sample, "reference")
+                expected = outcome(spec, sample.arguments, REFERENCE)
                 for row in rows:
                     report.mismatches.extend(_try(spec, number, sample, expected, row))
                 progress(spec.name)
@@ -129,18 +144,39 @@ def count_edges(spec: OpSpec) -> int:
     return len(list(spec.samples.edges()))
 
 
-def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[int | None, Sample]]:
-    for sample in spec.samples.edges():
-        yield None, sample
+def sample(operator: str, *, seed: int | None = None, edge: int | None = None) -> Sample:
+    """A call that `anyfuse verify` makes: the random one of a seed, or an edge case by its number."""
+    (spec,) = operators([operator])
+    if (seed is None) == (edge is None):
+        raise ValueError(f"seed is {seed}, edge is {edge}; accepted: one of both")
+    if edge is None:
+        return spec.samples.draw(Draw(seed or 0))
+    edges = list(spec.samples.edges())
+    if not 0 <= edge < len(edges):
+        raise ValueError(f"edge is {edge}; accepted: 0 to {len(edges) - 1} for {operator}")
+    return edges[edge]
+
+
+def results(operator: str, arguments: Mapping[str, Any], way: Way = REFERENCE) -> dict[str, Tensor]:
+    """All that a call returns or may write, by name, computed on one way from copies of its arguments."""
+    (spec,) = operators([operator])
+    found = outcome(spec, arguments, way)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _samples(spec: OpSpec, samples: int, seed: int) -> Iterator[tuple[Origin, Sample]]:
+    for edge, sample in enumerate(spec.samples.edges()):
+        yield Origin(edge=edge), sample
     for number in range(seed, seed + samples):
-        yield number, spec.samples.draw(Draw(number))
+        yield Origin(number), spec.samples.draw(Draw(number))
 
 
-def _try(spec: OpSpec, seed: int | None, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:
+def _try(spec: OpSpec, origin: Origin, sample: Sample, expected: Any, row: Row) -> Iterator[Mismatch]:
     """Runs a sample on the row's way, adds to the row, and yields what differs."""
     start = time.perf_counter()
-    with _running_on(row.way):
-        got = _outcome(spec, sample, row.way.backend)
+    got = outcome(spec, sample.arguments, row.way)
     row.seconds += time.perf_counter() - start
     row.samples += 1
     if isinstance(expected, Exception) or isinstance(got, Exception):
@@ -151,7 +187,7 @@ def _try(spec: OpSpec, seed: int | None, sample: Sample, expected: Any, row: Row
         words = ", ".join(
             f"{name}: {_words(value)}" for name, value in ((row.way.backend, got), ("reference", expected))
         )
-        yield Mismatch(spec.name, row.way, seed, sample.label, words)
+        yield Mismatch(spec.name, row.way, origin.seed, sample.label, words, edge=origin.edge)
         return
     differing = [name for name in expected if not same_bits(got[name], expected[name])]
     row.elements += sum(tensor.numel() for tensor in expected.values())
@@ -165,22 +201,24 @@ def _try(spec: OpSpec, seed: int | None, sample: Sample, expected: Any, row: Row
             else f"{distance.different} of {distance.elements} elements differ"
         )
         what = f"{name}: {words}"
-        yield Mismatch(spec.name, row.way, seed, sample.label, what, distance.different, distance.max_ulp)
+        yield Mismatch(
+            spec.name, row.way, origin.seed, sample.label, what, distance.different, distance.max_ulp, origin.edge
+        )
 
 
 def _words(outcome: Any) -> str:
     return f"{type(outcome).__name__}({outcome})" if isinstance(outcome, Exception) else "a result"
 
 
-def _outcome(spec: OpSpec, sample: Sample, implementation: str) -> dict[str, Tensor] | Exception:
+def outcome(spec: OpSpec, given: Mapping[str, Any], way: Way) -> dict[str, Tensor] | Exception:
     """All that a call returns or may write, by name; or the exception that it raises."""
-    arguments = {name: clone_with_storage(value) for name, value in sample.arguments.items()}
+    arguments = {name: clone_with_storage(value) for name, value in given.items()}
     try:
-        with backend(implementation):
-            results = spec.function(**arguments)
+        with _running_on(way), backend(way.backend):
+            returned = spec.function(**arguments)
     except Exception as error:
         return error
-    named = dict(zip(spec.outputs, results if isinstance(results, tuple) else (results,), strict=True))
+    named = dict(zip(spec.outputs, returned if isinstance(returned, tuple) else (returned,), strict=True))
     named |= {f"memory of {name}": _memory(arguments.get(name)) for name in spec.in_place}
     flat: dict[str, Tensor] = {}
     for name, value in named.items():
@@ -201,9 +239,9 @@ def _memory(value: Any) -> Any:
 @contextmanager
 def _running_on(way: Way) -> Iterator[None]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(way.threads)
+    torch.set_num_threads(way.threads or threads)
     try:
-        with _core.target(way.target):
+        with _core.target(way.target or _core.current_target()):
             yield
     finally:
         torch.set_num_threads(threads)
