@@ -3,7 +3,8 @@
 //
 // Two loops: the rows of x become tiles of codes (core/dot.h), then every strip of 64 columns is multiplied with every
 // block of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that
-// are not packed are brought into panels there, block by block.
+// are not packed are brought into panels there, block by block. Rows come in groups, each with a weight of its own; the
+// plain operator has one group, quant_grouped_matmul_dequant.cpp any number.
 #include "ops/quant_matmul_dequant.h"
 
 #include "core/dispatch.h"

@@ -1,4 +1,4 @@
-// The product of quantized rows in groups, of which quant_matmul_dequant is the case of one group. Entry pass only.
+// The product of quantized rows in groups, of which quant_matmul_dequant is the case of one group.
 #pragma once
 #include "anyfuse.h"
 
