@@ -63,10 +63,14 @@ def quant_grouped_matmul_dequant(call: grouped.Call) -> Tensor:
     smooth = call.smooth_scale
     d.require(call.group_list.numel() > 0, "group_list is empty; accepted on an NPU: one group or more")
     d.require(smooth is None or smooth.dim() == 1, "smooth_scale has 2 dimensions; accepted on an NPU: (k,)")
-    each = (matmul.plain_weight(one, n, k, call.transpose_weight, bool(call.packed)) for one in call.weight)
-    rows = _float_rows(call.x)
+    weight, rows = call.weight, _float_rows(call.x)
+    if call.packed or weight.dim() == 5:
+        each = (matmul.plain_weight(one, n, k, call.transpose_weight, bool(call.packed)) for one in weight)
+        weight = torch.stack(list(each))
+    elif not call.transpose_weight:
+        weight = weight.mT.contiguous()
     out: Tensor = import_module("torch_npu").npu_quant_grouped_matmul_dequant(
-        rows, torch.stack(list(each)), call.weight_scale, call.group_list, **_options(call)
+        rows, weight, call.weight_scale, call.group_list, **_options(call)
     )
     beyond = torch.arange(len(rows), device=rows.device) >= call.group_list[-1]
     out = out.masked_fill(beyond[:, None], 0.0).reshape(*call.x.shape[:-1], n)
