@@ -1,5 +1,6 @@
 import os
 
+import longer
 import pytest
 
 import anyfuse
@@ -21,3 +22,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def draws() -> int:
     return DRAWS
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if longer.EXAMPLES:
+        terminalreporter.write_line(f"ANYFUSE_PROPERTIES={longer.EXAMPLES} ANYFUSE_SEED={longer.SEED}")

@@ -1,6 +1,6 @@
 """Every operator's edge cases and random calls on a library built with a sanitizer: `sanitize.sh` runs it.
 
-python tests/sanitize_smoke.py LIBRARY_DIR
+python tests/sanitize_smoke.py LIBRARY_DIR SANITIZER RANDOM_CALLS
 """
 
 import sys
@@ -13,8 +13,6 @@ import anyfuse
 from anyfuse import _core
 from anyfuse._sampling import Draw
 
-DRAWS = 60
-
 
 def exact(value: object) -> object:
     """Tensors in memory of exactly their size, which the sanitizer's allocator puts between poisoned bytes."""
@@ -23,21 +21,21 @@ def exact(value: object) -> object:
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
-def main() -> None:
+def main(library: str, sanitizer: str, draws: int) -> None:
     count = 0
     for target in _core.available_targets():
         for threads in (1, 3):
             torch.set_num_threads(threads)
             with _core.target(target):
                 for spec in anyfuse._REGISTRY.values():
-                    samples = [*spec.samples.edges(), *(spec.samples.draw(Draw(seed)) for seed in range(DRAWS))]
+                    samples = [*spec.samples.edges(), *(spec.samples.draw(Draw(seed)) for seed in range(draws))]
                     for sample in samples:
                         spec.function(**{name: exact(value) for name, value in sample.arguments.items()})
                         count += 1
     mapped = Path("/proc/self/maps").read_text()
-    assert "libasan" in mapped and str(Path(sys.argv[1]).resolve()) in mapped, "not the sanitized library"
+    assert sanitizer in mapped and str(Path(library).resolve()) in mapped, "not the sanitized library"
     print(f"{count} calls on {', '.join(_core.available_targets())}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -171,6 +171,30 @@ def test_c_compiler_takes_the_header(tmp_path: Path) -> None:
     )
 
 
+def test_results_are_the_noted_bits_on_every_target(tmp_path: Path) -> None:
+    """The program that carries this library's numbers to processors without torch; here it must agree, too."""
+    program = tmp_path / "golden"
+    link = [f"-L{_core.LIBRARY_DIR}", "-lanyfuse", f"-Wl,-rpath,{_core.LIBRARY_DIR}"]
+    source = str(ROOT / "tests" / "c" / "golden.c")
+    subprocess.run(
+        [
+            os.environ.get("CC", "cc"),
+            "-std=c11",
+            "-Wall",
+            "-Werror",
+            f"-I{HEADER.parent}",
+            source,
+            "-o",
+            str(program),
+            *link,
+        ],
+        check=True,
+    )
+    result = subprocess.run([str(program)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == _core.available_targets()
+
+
 def test_a_longer_struct_is_taken_only_while_its_unknown_fields_are_zero() -> None:
     """A caller with a newer header must learn that a field it sets is not known here, not be ignored."""
     from anyfuse.ops.apply_fused_ema_adamw import Params, Row

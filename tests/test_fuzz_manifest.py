@@ -1,30 +1,20 @@
-"""The reader of `manifest.json` on content that anyone may have written: a ValueError, or a case.
-
-Longer: ANYFUSE_PROPERTIES=20000 python -m pytest tests/test_fuzz_manifest.py
-"""
+"""The reader of `manifest.json` on content that anyone may have written: a ValueError, or a case."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from fuzz.readers import make_case, read_manifest
+from hypothesis import event, given
 from hypothesis import strategies as st
+from longer import search
 
 from anyfuse.verify import cases
 
-EXAMPLES = int(os.environ.get("ANYFUSE_PROPERTIES", "0"))
-search = settings(
-    max_examples=EXAMPLES or 60,
-    derandomize=EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+CORPUS = Path(__file__).parent / "fuzz" / "corpus" / "manifest"
 
 NUMBERS = st.one_of(
     st.integers(-3, 5), st.integers(), st.floats(), st.sampled_from([2**31, 2**48, 2**63, 2**64, 10**400])
@@ -46,7 +36,7 @@ VALUES = st.recursive(
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("case")
-    cases.generate("lazy_adam", folder, sizes=(20, 4, 7))
+    make_case(folder)
     return folder
 
 
@@ -59,26 +49,7 @@ def places(content: Any) -> list[tuple[Any, Any]]:
     return [(content, key) for key, _ in items] + [place for _, value in items for place in places(value)]
 
 
-def try_case(folder: Path, text: bytes) -> None:
-    """All that reads a manifest, on the given one; whatever it names, nothing is written beside the folder."""
-    manifest = folder / cases.MANIFEST
-    before, good = set(folder.parent.iterdir()), manifest.read_bytes()
-    manifest.write_bytes(text)
-    try:
-        for step in (cases.load, cases.compare, cases.run):
-            try:
-                step(folder)
-                event(f"{step.__name__}: accepted")
-            except (ValueError, TypeError, IndexError, OSError) as error:
-                event(f"{step.__name__}: {type(error).__name__}")
-                assert str(error), "an error without a word"
-                assert step is cases.run or isinstance(error, (ValueError, OSError)), repr(error)
-    finally:
-        manifest.write_bytes(good)
-    assert set(folder.parent.iterdir()) == before
-
-
-@search
+@search(60)
 @given(data=st.data())
 def test_a_manifest_with_a_few_values_changed(case: Path, data: st.DataObject) -> None:
     content = json.loads((case / cases.MANIFEST).read_text())
@@ -92,20 +63,27 @@ def test_a_manifest_with_a_few_values_changed(case: Path, data: st.DataObject) -
             container[key] = data.draw(VALUES)
         else:
             del container[key]
-    try_case(case, json.dumps(content).encode(errors="surrogatepass"))
+    read_manifest(case, json.dumps(content).encode(errors="surrogatepass"), event)
 
 
-@search
+@search(60)
 @given(text=st.one_of(st.binary(max_size=60), VALUES.map(lambda value: json.dumps(value).encode())))
 def test_a_manifest_of_any_content(case: Path, text: bytes) -> None:
-    try_case(case, text)
+    read_manifest(case, text, event)
 
 
-@search
+@search(60)
 @given(data=st.data())
 def test_a_manifest_with_bytes_changed(case: Path, data: st.DataObject) -> None:
     text = bytearray((case / cases.MANIFEST).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text) - 1))
         text[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    try_case(case, bytes(text))
+    read_manifest(case, bytes(text), event)
+
+
+def test_inputs_that_the_fuzzer_has_found(case: Path) -> None:
+    paths = sorted(CORPUS.iterdir())
+    assert paths
+    for path in paths:
+        read_manifest(case, path.read_bytes())

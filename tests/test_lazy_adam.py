@@ -360,3 +360,16 @@ def test_products_take_multiples_of_eight_in_fp32_with_int32_ids() -> None:
             lazy_adam_(torch.ones(1, 8).bfloat16(), ids, **zeros(5, 8), lr=0.1)
     with anyfuse.soc("Ascend310P"), pytest.raises(ValueError, match="lazy_adam is not available on Ascend310P"):
         lazy_adam_(torch.ones(1, 8), ids, **zeros(5, 8), lr=0.1)
+
+
+@pytest.mark.parametrize("name", ["native", "reference"])
+def test_a_row_with_no_step_to_catch_up_is_not_touched_before_its_own(name: str) -> None:
+    """Weights of -0 stay -0: they are not added to a move of nothing."""
+    var, m, v = torch.full((2, 3), -0.0), torch.zeros(2, 3), torch.zeros(2, 3)
+    counts = torch.tensor([4, 1], dtype=torch.int32)
+    with anyfuse.backend(name):
+        anyfuse.lazy_adam_(
+            torch.zeros(2, 3), None, m, v, var, 0.1, row_step=counts, step=5, decay_mode="catch_up", weight_decay=0.1
+        )
+    assert torch.signbit(var).tolist() == [[True] * 3, [False] * 3]
+    assert counts.tolist() == [5, 5]

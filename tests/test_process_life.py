@@ -127,47 +127,6 @@ def test_calls_leak_nothing(name: str) -> None:
     assert more_resident - resident < 2 << 20, f"{more_resident - resident} bytes more after {CALLS} calls"
 
 
-# ---- sizes beyond 32 bits ----
-
-
-def untouched(count: int, dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only where they are written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize, flags=flags), dtype=dtype)
-
-
-def test_lazy_adam_of_a_table_with_more_than_two_to_the_31_elements() -> None:
-    rows, dim = 2**28 + 5, 8
-    ids = torch.tensor([rows - 1, 0, 2**27 + 1, 2**28 + 1, rows - 1])
-    small = {id_: i for i, id_ in enumerate(sorted(set(ids.tolist())))}
-    gradient = Draw(0).normal((len(ids), dim))
-    big = [untouched(rows * dim, torch.float32).view(rows, dim) for _ in range(3)]
-    little = [torch.zeros(len(small), dim) for _ in range(3)]
-    assert big[0].numel() > 2**31
-    anyfuse.lazy_adam_(gradient, ids, *big, lr=0.1)
-    with anyfuse.backend("reference"):
-        anyfuse.lazy_adam_(gradient, torch.tensor([small[i] for i in ids.tolist()]), *little, lr=0.1)
-    assert operators.difference(little, [tensor[list(small)] for tensor in big]) is None
-    assert not big[2][[1, rows - 2]].any()
-
-
-@pytest.mark.slow
-def test_quant_matmul_of_more_than_two_to_the_31_elements() -> None:
-    rows, k, n = 2**16 + 3, 2**15, 3
-    x = untouched(rows * k, torch.int8).view(rows, k)
-    assert x.numel() > 2**31
-    draw = Draw(0)
-    last = (draw.normal((2, k)) * 50).clamp(-127, 127).to(torch.int8)
-    x[-2:] = last
-    weight, weight_scale = (draw.normal((n, k)) * 50).clamp(-127, 127).to(torch.int8), draw.normal((n,)).abs()
-    options: dict[str, Any] = {"out_dtype": torch.float32}
-    got = anyfuse.quant_matmul_dequant(x, weight, weight_scale, x_scale=torch.ones(rows), **options)
-    with anyfuse.backend("reference"):
-        expected = anyfuse.quant_matmul_dequant(last, weight, weight_scale, x_scale=torch.ones(2), **options)
-    assert operators.difference([expected], [got[-2:]]) is None
-    assert not got[:-2].any()
-
-
 # ---- files ----
 
 
@@ -257,6 +216,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == ""
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def used_seconds(process: int) -> float:
+    """Processor time of another process."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 INTERRUPTED = """
 import sys
 from anyfuse.cli import app
@@ -275,9 +246,7 @@ def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Pat
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, tmp_path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / cases.MANIFEST).exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((tmp_path / cases.MANIFEST).exists)
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -286,3 +255,25 @@ def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Pat
     if (tmp_path / cases.MANIFEST).exists():
         cases.run(tmp_path)
         assert all(result.passed for result in cases.compare(tmp_path))
+
+
+VERIFY = "from anyfuse.cli import main; main()"
+
+
+def test_ctrl_c_in_a_long_verify_ends_it_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", VERIFY, "verify", "lazy_adam", "--samples", "1000000", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+    )
+    wait_until(lambda: "libanyfuse.so" in Path(f"/proc/{process.pid}/maps").read_text() or process.poll() is not None)
+    started = used_seconds(process.pid)
+    wait_until(lambda: used_seconds(process.pid) > started + 1 or process.poll() is not None)  # beyond its imports
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert output == "" and "Traceback" not in errors
+    assert not list(tmp_path.iterdir())

@@ -1,16 +1,14 @@
 """Properties that hold for every operator and every input, valid or not, looked for by hypothesis.
 
-Ordinary runs try the same inputs each time. A longer search with new ones, which prints what fails in a form that
-repeats it (`@reproduce_failure`), and each example with `--hypothesis-verbosity=verbose`:
-
-    ANYFUSE_PROPERTIES=20000 python -m pytest tests/test_properties.py --hypothesis-show-statistics
+Ordinary runs try the same inputs each time; `longer.py` says how to try more. What fails is printed in a form that
+repeats it (`@reproduce_failure`), each example with `--hypothesis-verbosity=verbose`, and how many calls were refused
+with `--hypothesis-show-statistics`.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,8 +16,9 @@ import numpy as np
 import operators
 import pytest
 import torch
-from hypothesis import HealthCheck, event, given, note, settings
+from hypothesis import event, given, note
 from hypothesis import strategies as st
+from longer import search
 from torch import Tensor
 
 import anyfuse
@@ -27,17 +26,7 @@ from anyfuse import _core
 from anyfuse._opspec import OpSpec
 from anyfuse._sampling import Draw, clone_with_storage, same_bits, storage_bytes
 
-EXAMPLES = int(os.environ.get("ANYFUSE_PROPERTIES", "0"))
 SPECS = list(anyfuse._REGISTRY.values())
-
-search = settings(
-    max_examples=EXAMPLES or 80,
-    derandomize=EXAMPLES == 0,
-    database=None,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
 
 SEEDS = st.integers(0, 2**63 - 1)
 TARGETS = st.sampled_from(_core.available_targets())
@@ -87,7 +76,7 @@ def native_equals_reference(spec: OpSpec, arguments: dict[str, Any], target: str
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
-@search
+@search(80)
 @given(seed=SEEDS, target=TARGETS, threads=THREADS)
 def test_valid_calls(name: str, seed: int, target: str, threads: int) -> None:
     spec = anyfuse._REGISTRY[name]
@@ -166,7 +155,7 @@ CHANGES = {"attribute": odd_attribute, "shape": reshaped, "dtype": retyped, "val
 
 
 @pytest.mark.parametrize("name", [spec.name for spec in SPECS])
-@search
+@search(80)
 @given(seed=SEEDS, change=st.sampled_from(list(CHANGES)), target=TARGETS, threads=THREADS)
 def test_calls_with_one_thing_changed(name: str, seed: int, change: str, target: str, threads: int) -> None:
     """They may still be valid. Either way native and reference agree."""
@@ -276,3 +265,16 @@ def test_a_lazily_negated_tensor_works_or_is_refused_by_name(spec: OpSpec) -> No
         else:
             wanted = operators.tensors_of(spec.function(**expected))
             assert all(map(same_bits, wanted, (t.resolve_neg() for t in operators.tensors_of(got)))), name
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_a_grad_scale_of_zero_is_refused(spec: OpSpec, backend: str) -> None:
+    """0 stands for "none" in the C API, and divides in the reference."""
+    arguments = next(samples_with_many_elements(spec))
+    if "grad_scale" not in inspect.signature(spec.function).parameters:
+        return
+    given = clone_with_storage(arguments)
+    changed = {"grad_scale": torch.zeros(1), "found_inf": None}
+    with anyfuse.backend(backend), pytest.raises(ValueError, match="grad_scale holds 0"):
+        spec.function(**{**given, **changed})
+    assert whole_memory_equal(arguments, given)

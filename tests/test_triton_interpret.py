@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anyfuse
-from anyfuse._opspec import OpSpec
+from anyfuse._opspec import OpSpec, Sample
 from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.ops import _dispatch as d
 
@@ -46,15 +46,44 @@ def test_every_operator_is_registered_for_gpus(spec: OpSpec) -> None:
     assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
 
 
-def test_fake_gpu_tensors_stay_on_the_gpu() -> None:
+def on_gpu(value: Any) -> Any:
+    """The like of an argument on a GPU, where fake tensors are made."""
+    if isinstance(value, dict):
+        return {name: on_gpu(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(on_gpu, value))
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
+
+
+def traced_sample(spec: OpSpec) -> Sample:
+    """A call with options, whose tensors are all plain ones."""
+    for seed in range(1000):
+        sample = spec.samples.draw(Draw(seed))
+        weight = sample.arguments.get("weight", torch.empty(0))
+        chance = sample.arguments.get("stochastic_rounding", 0)
+        if isinstance(weight, torch.Tensor) and chance is not None:
+            return sample
+    raise AssertionError("no draw has the options")
+
+
+def test_compiled_calls_on_gpu_tensors_trace_to_the_operators(spec: OpSpec) -> None:
+    arguments, graphs = traced_sample(spec).arguments, []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph.graph)
+        return graph.forward
+
+    expected = operators.tensors_of(spec.function(**clone_with_storage(arguments)))
     with FakeTensorMode():
-        x, weight = torch.empty(3, 64, device="cuda"), torch.empty(64, device="cuda")
-        norm = anyfuse.add_rms_norm_dynamic_quant(x, x, weight)
-        scale = torch.empty(32, device="cuda")
-        matrix = torch.empty(32, 64, device="cuda", dtype=torch.int8)
-        product = anyfuse.quant_matmul_dequant(x, matrix, scale)
-    assert {result.device.type for result in (*norm, product)} == {"cuda"}
-    assert product.shape == (3, 32)
+        results = torch.compile(spec.function, backend=backend, fullgraph=True)(**on_gpu(arguments))
+    (graph,) = graphs
+    ours = [node.target for node in graph.nodes if str(node.target).startswith("anyfuse")]
+    assert ours == [getattr(torch.ops.anyfuse, spec.function.__name__).default]
+    got = operators.tensors_of(results)
+    assert {tensor.device.type for tensor in got} == {"cuda"}
+    assert [(t.shape, t.dtype) for t in got] == [(t.shape, t.dtype) for t in expected]
 
 
 def test_the_reference_of_gpu_tensors_runs_on_copies(spec: OpSpec) -> None:

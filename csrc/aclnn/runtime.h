@@ -1,5 +1,6 @@
 // The state of the runtime: settings, device, contexts, streams, memory.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -49,9 +50,9 @@ struct Stream {
   std::condition_variable idle;
   std::deque<Task> tasks;
   bool running = false;
-  bool retry = false;  // what the first task waits for may have come while it was being tried
-  bool dropped = false;
-  int32_t error = ACL_SUCCESS;  // of a task that ran after its call had returned
+  bool retry = false;                // what the first task waits for may have come while it was being tried
+  std::atomic<bool> dropped{false};  // also read without the lock, by who looks for a stream of another context
+  int32_t error = ACL_SUCCESS;       // of a task that ran after its call had returned
 };
 
 // ACL_ERROR_UNINITIALIZE before aclInit and after aclFinalize.

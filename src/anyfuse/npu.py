@@ -36,7 +36,7 @@ def apply_fused_ema_adamw(call: ema.Call) -> None:
     if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
     lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
-    factor = (-1.0 if call.maximize else 1.0) / (1.0 if call.grad_scale is None else float(call.grad_scale))
+    factor = (-1.0 if call.maximize else 1.0) / d.grad_scale_value(call.grad_scale)
     steps = call.step * len(call.var) if len(call.step) == 1 else call.step
     numbers = (lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.adam_mode, call.bias_correction)
     for grad, var, m, v, s, step in zip(call.grad, *call.updated, steps, strict=True):

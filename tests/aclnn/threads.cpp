@@ -112,11 +112,37 @@ void one_stream() {
   end();
 }
 
+// Contexts with default streams of their own come and go in every thread.
+void own_contexts() {
+  begin();
+  CHECK_OK(aclrtSetDevice(0));
+  {
+    const Box target({kThreads * 64}, ACL_UINT8);
+    std::vector<std::thread> team;
+    for (int i = 0; i < kThreads; ++i)
+      team.emplace_back([&, i] {
+        for (int round = 0; round < 300; ++round) {
+          aclrtContext context = nullptr;
+          CHECK_OK(aclrtCreateContext(&context, 0));
+          CHECK_OK(aclrtMemsetAsync(static_cast<char *>(target.data) + i * 64, 64, i + 1, 64, nullptr));
+          CHECK_OK(aclrtSynchronizeStream(nullptr));
+          CHECK_OK(aclrtDestroyContext(context));
+        }
+      });
+    for (std::thread &thread : team) thread.join();
+    const std::vector<uint8_t> seen = target.get<uint8_t>();
+    for (int i = 0; i < kThreads * 64; ++i) CHECK(seen[static_cast<size_t>(i)] == i / 64 + 1);
+  }
+  CHECK_OK(aclrtResetDevice(0));
+  end();
+}
+
 }  // namespace
 
 int main() {
   own_streams();
   races();
   one_stream();
+  own_contexts();
   return finish("threads");
 }

@@ -275,7 +275,8 @@ void weights() {
     CHECK_CODE(161001, aclnnCalculateMatmulWeightSizeV2(nullptr, ACL_INT8, &elements));
     CHECK_CODE(161001, aclnnCalculateMatmulWeightSizeV2(dims, ACL_INT8, nullptr));
     CHECK_OK(aclDestroyIntArray(dims));
-    for (const Dims &bad : {Dims{16}, Dims{16, 0}, Dims{1, 1, 1, 1, 1, 1, 1}}) {
+    for (const Dims &bad :
+         {Dims{16}, Dims{16, 0}, Dims{1, 1, 1, 1, 1, 1, 1}, Dims{INT64_MAX, 3}, Dims{INT64_MAX / 2, 1}}) {
       aclIntArray *wrong = aclCreateIntArray(bad.data(), bad.size());
       CHECK_CODE(161002, aclnnCalculateMatmulWeightSizeV2(wrong, ACL_INT8, &elements));
       CHECK_OK(aclDestroyIntArray(wrong));

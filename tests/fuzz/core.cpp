@@ -39,6 +39,14 @@ class Bytes {
   // 32 where a struct is given short: fields beyond its end count as 0, which may ask for larger buffers.
   int64_t room = 1;
 
+  // The structs of a call as a caller with an older header has them: each ends after `size` bytes.
+  template <typename Row>
+  const Row *shortened(const Row *rows, int64_t count, size_t size) {
+    owned_.emplace_back(new uint8_t[static_cast<size_t>(count) * size]);
+    for (int64_t i = 0; i < count; ++i) std::memcpy(owned_.back().get() + i * size, rows + i, size);
+    return reinterpret_cast<const Row *>(owned_.back().get());
+  }
+
   // Memory of its own, filled from the bytes and, beyond them, by a pattern; now and then none.
   void *memory(int64_t size, bool may_be_null = true) {
     if (may_be_null && one_in(64)) return nullptr;
@@ -83,8 +91,8 @@ void ema(Bytes &in) {
   anyfuse_apply_fused_ema_adamw_row rows[3] = {};
   anyfuse_apply_fused_ema_adamw_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
-  p.rows = in.one_in(64) ? nullptr : rows;
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
+  const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
     r.numel = in.one_in(32) ? -1 : in.below(700);
@@ -102,6 +110,7 @@ void ema(Bytes &in) {
   p.lr = in.number(), p.ema_decay = in.number(), p.beta1 = in.number(), p.beta2 = in.number(), p.eps = in.number();
   p.weight_decay = in.number(), p.grad_scale = in.number();
   p.mode = in.small(), p.bias_correction = in.small(), p.maximize = in.small(), p.stochastic_rounding = in.small();
+  if (given) p.rows = in.shortened(rows, 3, p.row_size);
   anyfuse_apply_fused_ema_adamw(&p);
 }
 
@@ -130,8 +139,8 @@ void lazy(Bytes &in) {
   anyfuse_lazy_adam_row rows[3] = {};
   anyfuse_lazy_adam_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
-  p.rows = in.one_in(64) ? nullptr : rows;
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
+  const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   for (auto &r : rows) {
     r.n = in.one_in(32) ? -1 : in.below(40);
@@ -154,6 +163,7 @@ void lazy(Bytes &in) {
   }
   p.beta1 = in.number(), p.beta2 = in.number(), p.epsilon = in.number();
   p.assume_unique = in.small();
+  if (given) p.rows = in.shortened(rows, 3, p.row_size);
   anyfuse_lazy_adam(&p);
 }
 
@@ -172,7 +182,8 @@ void matmul(Bytes &in) {
   const auto up = [](int64_t size, int64_t block) { return (size + block - 1) / block * block; };
   const int64_t weights[] = {n * k, n * k, up(k, 32) * up(n, 16), up(n, 32) * up(k, 16), up(n, 16) * up(k, 4)};
   p.x = in.memory(m * k * width(p.x_dtype));
-  p.weight = in.memory(p.weight_layout >= 0 && p.weight_layout < 5 ? weights[p.weight_layout] : 0);
+  // a layout that does not exist is 0 to a struct that ends before it
+  p.weight = in.memory(weights[p.weight_layout >= 0 && p.weight_layout < 5 ? p.weight_layout : 0]);
   p.weight_scale = in.memory(n * width(p.weight_scale_dtype));
   if (in.byte() & 1) p.bias = static_cast<int32_t *>(in.memory(n * 4));
   if (in.byte() & 1) p.x_scale = in.memory((p.quant_mode == ANYFUSE_PER_TENSOR ? 1 : m) * width(p.x_scale_dtype));
@@ -187,8 +198,8 @@ void adamw(Bytes &in) {
   anyfuse_apply_adam_w_quant_row rows[3] = {};
   anyfuse_apply_adam_w_quant_params p = {};
   common(in, p);
-  p.row_size = in.one_in(64) ? (in.room = 32, in.byte() % sizeof(rows[0])) : sizeof(rows[0]);
-  p.rows = in.one_in(64) ? nullptr : rows;
+  p.row_size = in.one_in(64) ? (in.room = 32, in.below(sizeof(rows[0]) / 8) * 8) : sizeof(rows[0]);
+  const bool given = !in.one_in(64);
   p.count = in.one_in(64) ? -1 : in.below(4);
   p.block_size = in.one_in(16) ? in.pick<int64_t>({0, -1, 100, INT64_MAX}) : 64 << in.below(6);
   p.qmap_m = in.one_in(8) ? static_cast<float *>(in.memory(1024)) : qmap;
@@ -212,6 +223,7 @@ void adamw(Bytes &in) {
   p.lr = in.number(), p.beta1 = in.number(), p.beta2 = in.number(), p.weight_decay = in.number(), p.eps = in.number();
   p.gnorm_scale = in.number(), p.grad_scale = in.number(), p.ema_decay = in.number();
   p.maximize = in.small(), p.skip_nonfinite = in.small(), p.nonzero_v = in.small(), p.stochastic_rounding = in.small();
+  if (given) p.rows = in.shortened(rows, 3, p.row_size);
   anyfuse_apply_adam_w_quant(&p);
 }
 

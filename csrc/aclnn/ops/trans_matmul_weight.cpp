@@ -14,9 +14,10 @@ constexpr const char *kName = "aclnnTransMatmulWeight";
 aclnnStatus check_shape(const char *function, const std::vector<int64_t> &shape) {
   ANYFUSE_REQUIRE(shape.size() >= 2 && shape.size() <= 6, ACLNN_ERR_PARAM_INVALID,
                   "%s: the shape is %s; accepted: 2 to 6 dimensions", function, text_of(shape).c_str());
-  int64_t elements = 1;
+  int64_t bytes = 2, padded = 0;  // an element of the widest type
   for (int64_t size : shape)
-    ANYFUSE_REQUIRE(size > 0 && !__builtin_mul_overflow(elements, size + kNzRowBytes, &elements),
+    ANYFUSE_REQUIRE(size > 0 && !__builtin_add_overflow(size, kNzRowBytes, &padded) &&
+                        !__builtin_mul_overflow(bytes, padded, &bytes),
                     ACLNN_ERR_PARAM_INVALID, "%s: the shape is %s; accepted: sizes of at least 1 that fit in memory",
                     function, text_of(shape).c_str());
   return ACLNN_SUCCESS;

@@ -1,22 +1,29 @@
 """The operators on this machine's GPU: `python -m anyfuse.bench.gpu --quick`, alone and offline.
 
-Samples are limited to 40 s an operator, so that all of it is meant to stay under 8 minutes.
+First equality: the registry's samples, options and all, on the GPU and on the CPU; the operators side by side, since
+most of the time goes into compiling. Then speed, one after the other: each operator and what one could use instead, in
+time, in bytes or operations a second, and against this GPU's copy bandwidth. A peer that is not installed, or that
+fails, is named with the reason.
 
-First equality: the registry's samples, on the GPU and on the CPU. Then speed: each operator and what one could use
-instead, in time, in bytes or operations a second, and against this GPU's copy bandwidth. A peer that is not installed,
-or that fails, is named with the reason. Writes one JSON file and one Markdown table.
+Every part is a process of its own with a limit of time, so that one that crashes, hangs or spoils its CUDA context
+costs the others nothing; what it had found by then is kept. `--quick` is over after 7.5 minutes, whatever happens. The
+report is one JSON file and one Markdown table, written again after each part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,7 +45,7 @@ from . import apply_adam_w_quant as adam8_bench
 from . import quant_grouped_matmul_dequant as grouped_bench
 from . import quant_matmul_dequant as matmul_bench
 
-SCHEMA_NAME = "anyfuse-bench-gpu/1"
+SCHEMA_NAME = "anyfuse-bench-gpu/2"
 
 Call = Callable[[], object]
 
@@ -72,7 +79,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 def samples(spec: OpSpec, draws: int) -> Iterator[Sample]:
     """Random calls and edges in turn, so that a limit of time leaves some of both."""
-    edges = iter(list(spec.samples.edges()))
+    edges = iter(spec.samples.edges())
     for seed in range(draws):
         yield spec.samples.draw(Draw(seed))
         edge = next(edges, None)
@@ -81,15 +88,13 @@ def samples(spec: OpSpec, draws: int) -> Iterator[Sample]:
     yield from edges
 
 
-def equality(spec: OpSpec, device: torch.device, draws: int, seconds: float) -> dict[str, Any]:
-    """How many samples gave the CPU's bits, and what the first other one was."""
+def equality(spec: OpSpec, device: torch.device, draws: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """After each sample: how many there were, how many gave the CPU's bits, what the first other one was."""
     result: dict[str, Any] = {"operator": spec.name, "compared": 0, "equal": 0, "first_difference": None}
     end = time.monotonic() + seconds
     for sample in samples(spec, draws):
-        if time.monotonic() > end:
-            break
-        expected = tensors_of(spec.function(**clone_with_storage(sample.arguments)))
         try:
+            expected = tensors_of(spec.function(**clone_with_storage(sample.arguments)))
             got = tensors_of(spec.function(**to_device(sample.arguments, device)))
             same, why = all(same_bits(a, b.cpu()) for a, b in zip(expected, got, strict=True)), ""
         except Exception as error:  # a kernel that fails is a difference, too, and the report goes on
@@ -98,7 +103,9 @@ def equality(spec: OpSpec, device: torch.device, draws: int, seconds: float) -> 
         result["equal"] += same
         if not same and result["first_difference"] is None:
             result["first_difference"] = sample.label + why
-    return result
+        yield dict(result)
+        if time.monotonic() > end:
+            return
 
 
 def _line(error: Exception) -> str:
@@ -218,18 +225,23 @@ def grouped(device: torch.device, m: int, groups: int, size: int) -> Work:
     )  # fmt: skip
 
 
-def works(device: torch.device, small: bool) -> Iterator[Work]:
-    """The cases one after the other, each made when its turn comes. `small`: to try them, not to time them."""
+def cases(device: torch.device, small: bool) -> list[tuple[str, Callable[[], Work]]]:
+    """The operators and what makes their cases. `small`: to try them, not to time them."""
     size = 4096 if small else 64 * 2**20
-    yield ema(device, size)
-    yield adam8(device, size, torch.float32)
-    yield adam8(device, size, torch.bfloat16)
-    yield norm(device, 4 if small else 16384, 4096)
-    yield lazy(device, 300 if small else 2_000_000, 100 if small else 564_096)
+    result: list[tuple[str, Callable[[], Work]]] = [
+        ("apply_fused_ema_adamw", partial(ema, device, size)),
+        ("apply_adam_w_quant", partial(adam8, device, size, torch.float32)),
+        ("apply_adam_w_quant", partial(adam8, device, size, torch.bfloat16)),
+        ("add_rms_norm_dynamic_quant", partial(norm, device, 4 if small else 16384, 4096)),
+        ("lazy_adam", partial(lazy, device, 300 if small else 2_000_000, 100 if small else 564_096)),
+    ]
     for m in (1, 16, 1024, 4096):
-        yield matmul(device, min(m, 32) if small else m, 64 if small else 4096)
+        shape = (min(m, 32), 64) if small else (m, 4096)
+        result.append(("quant_matmul_dequant", partial(matmul, device, *shape)))
     for m in (64, 4096):
-        yield grouped(device, 64 if small else m, 8, 64 if small else 2048)
+        sizes = (64, 8, 64) if small else (m, 8, 2048)
+        result.append(("quant_grouped_matmul_dequant", partial(grouped, device, *sizes)))
+    return result
 
 
 def seconds(call: Call) -> float:
@@ -239,26 +251,26 @@ def seconds(call: Call) -> float:
     return float(do_bench(call, warmup=25, rep=100, return_mode="median")) / 1e3
 
 
+def once(call: Call) -> float:
+    """The time of one call, where there is no GPU and the figures do not matter."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
 def copy_rate(device: torch.device, clock: Callable[[Call], float]) -> float:
     """Bytes a second of a copy, read and written ones counted."""
-    source = torch.empty(64 * 2**20, device=device)
+    source = torch.empty(64 * 2**20 if device.type == "cuda" else 2**16, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / clock(lambda: target.copy_(source))
 
 
-def speed(work: Work, copies: float | None, clock: Callable[[Call], float]) -> dict[str, Any]:
-    """The figures of one case; `copies` is the copy bandwidth."""
+def speed(work: Work, copies: float | None, clock: Callable[[Call], float]) -> Iterator[dict[str, Any]]:
+    """The figures of one case, again after each peer; `copies` is the copy bandwidth."""
     ours = clock(work.ours)
     rate = None if work.bytes is None else work.bytes / ours
-    peers = []
-    for name, start in work.peers.items():
-        try:
-            took, status = clock(start()), "ran"
-        except Exception as error:  # whatever a peer raises is its result
-            took, status = None, _line(error)
-        ratio = None if took is None else took / ours
-        peers.append({"name": name, "seconds": took, "times_ours": ratio, "status": status})
-    return {
+    peers: list[dict[str, Any]] = []
+    result = {
         "operator": work.operator,
         "case": work.case,
         "seconds": ours,
@@ -267,37 +279,145 @@ def speed(work: Work, copies: float | None, clock: Callable[[Call], float]) -> d
         "tera_operations_per_s": None if work.operations is None else work.operations / ours / 1e12,
         "peers": peers,
     }
+    yield result
+    for name, start in work.peers.items():
+        try:
+            took, status = clock(start()), "ran"
+        except Exception as error:  # whatever a peer raises is its result
+            took, status = None, _line(error)
+        ratio = None if took is None else took / ours
+        peers.append({"name": name, "seconds": took, "times_ours": ratio, "status": status})
+        yield result
+
+
+# ---- parts ----
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process finds out, and for how long it may try."""
+
+    kind: str  # "copy", "equality" or "speed"
+    operator: str
+    seconds: float
+    draws: int = 0
+    device: str = "cuda"
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.operator}".strip()
+
+
+def results_of(part: Part, copies: float | None, clock: Callable[[Call], float]) -> Iterator[dict[str, Any]]:
+    """What a part finds, as it finds it; a later result of the same operator and case stands for the earlier one."""
+    device = torch.device(part.device)
+    if part.kind == "copy":
+        yield {"machine": machine(device), "copy_gb_per_s": copy_rate(device, clock) / 1e9}
+    elif part.kind == "equality":
+        yield from equality(REGISTRY[part.operator], device, part.draws, 0.8 * part.seconds)
+    else:
+        for operator, make in cases(device, small=device.type == "cpu"):
+            if operator != part.operator:
+                continue
+            try:
+                yield from speed(make(), copies, clock)
+            except Exception as error:  # the next case may do
+                yield {"operator": operator, "case": "a case failed", "failed": _line(error), "peers": []}
+
+
+def run(part: Part, copies: float | None) -> tuple[list[dict[str, Any]], str]:
+    """The results a process has when it ends, or when its time is over, and how it ended."""
+    command = [sys.executable, "-m", "anyfuse.bench.gpu", "--part", json.dumps([asdict(part), copies])]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=max(part.seconds, 0.0), check=False)
+        printed, said = done.stdout, done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        status = "complete" if done.returncode == 0 else f"ended with {done.returncode}: {said}"
+    except subprocess.TimeoutExpired as stopped:
+        printed, status = stopped.stdout or b"", f"stopped after {part.seconds:.0f} s"
+    lines = printed.decode(errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")], status
+
+
+def work_on(part: Part, copies: float | None) -> None:
+    """Prints a part's results, a line of JSON each."""
+    clock = seconds if part.device == "cuda" else once
+    for result in results_of(part, copies, clock):
+        print(json.dumps(result), flush=True)
+
+
+def latest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last result of each operator and case."""
+    return list({(result.get("operator"), result.get("case")): result for result in results}.values())
+
+
+def measured(quick: bool, device: str, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The report, `keep` called with it after each part. Nothing here touches the GPU itself."""
+    draws, each, whole = (40, 100.0, 450.0) if quick else (400, 600.0, 3600.0)
+    end = time.monotonic() + whole
+    report: dict[str, Any] = {
+        "schema": SCHEMA_NAME,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": None,
+        "quick": quick,
+        "copy_gb_per_s": None,
+        "equality": [],
+        "speed": [],
+        "parts": {},
+    }
+
+    def finish(part: Part, copies: float | None = None) -> list[dict[str, Any]]:
+        results, report["parts"][part.name] = run(part, copies)
+        return latest(results)
+
+    for result in finish(Part("copy", "", 60.0, device=device)):
+        report |= result
+    keep(report)
+    side_by_side = max((os.cpu_count() or 2) // 2, 1)
+    each = min(each, 0.5 * whole / -(-len(REGISTRY) // side_by_side))
+    parts = [Part("equality", name, each, draws, device) for name in REGISTRY]
+    with ThreadPoolExecutor(side_by_side) as pool:
+        for results in pool.map(finish, parts):
+            report["equality"] += results
+            keep(report)
+    copies = None if report["copy_gb_per_s"] is None else report["copy_gb_per_s"] * 1e9
+    for i, name in enumerate(REGISTRY):
+        share = (end - time.monotonic()) / (len(REGISTRY) - i)  # what one leaves over is the next one's
+        report["speed"] += finish(Part("speed", name, share, device=device), copies)
+        keep(report)
+    return report
 
 
 # ---- report ----
 
 
-def machine() -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(0)
+def machine(device: torch.device) -> dict[str, Any]:
     versions: dict[str, str | None] = {}
     for package in ("torch", "triton", "bitsandbytes"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
+    result = {"python": platform.python_version(), "versions": {"anyfuse": __version__, **versions}}
+    if device.type != "cuda":
+        return {"gpu": "no GPU", "memory_gib": None, "processors": None, "runtime": "CPU", **result}
+    properties = torch.cuda.get_device_properties(device)
     return {
         "gpu": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "processors": properties.multi_processor_count,
         "runtime": f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}",
-        "python": platform.python_version(),
-        "versions": {"anyfuse": __version__, **versions},
+        **result,
     }
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The report as a page: what was equal, then a table of speeds."""
-    about = report["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
+    """The report as a page: what was equal, a table of speeds, and which parts did not end."""
+    about = report["machine"] or {"gpu": "An unknown GPU", "runtime": "unknown runtime", "versions": {}}
+    versions = "".join(f", {name} {version}" for name, version in about["versions"].items() if version)
     lines = [
         f"# {about['gpu']}, {report['date']}",
         "",
-        f"{about['runtime']}, {versions}. Copy bandwidth {report['copy_gb_per_s']:.0f} GB/s.",
+        f"{about['runtime']}{versions}. Copy bandwidth {_figure(report['copy_gb_per_s'], '.0f')} GB/s.",
         "",
         "| operator | samples | equal to the CPU, bit for bit | first difference |",
         "|---|--:|--:|---|",
@@ -314,47 +434,54 @@ def markdown(report: dict[str, Any]) -> str:
             f"{peer['name']} {peer['status'] if peer['times_ours'] is None else format(peer['times_ours'], '.2f')}"
             for peer in row["peers"]
         )
+        took = row.get("seconds")
         figures = (
-            f"{row['seconds'] * 1e3:.3f}",
-            _figure(row["gb_per_s"], ".0f"),
-            _figure(row["of_copy"], ".0%"),
-            _figure(row["tera_operations_per_s"], ".0f"),
+            _figure(None if took is None else took * 1e3, ".3f"),
+            _figure(row.get("gb_per_s"), ".0f"),
+            _figure(row.get("of_copy"), ".0%"),
+            _figure(row.get("tera_operations_per_s"), ".0f"),
         )
-        lines.append(f"| {row['operator']} | {row['case']} | {' | '.join(figures)} | {peers} |")
-    return "\n".join(lines) + "\n"
+        notes = row.get("failed") or peers
+        lines.append(f"| {row['operator']} | {row['case']} | {' | '.join(figures)} | {notes} |")
+    unended = [f"- {name}: {status}" for name, status in report["parts"].items() if status != "complete"]
+    return "\n".join([*lines, *([""] if unended else []), *unended]) + "\n"
 
 
 def _figure(value: float | None, form: str) -> str:
     return "—" if value is None else format(value, form)
 
 
+def all_is_well(report: dict[str, Any]) -> bool:
+    """Whether every part ended by itself, every sample of every operator was equal, and no case failed."""
+    complete = all(status == "complete" for status in report["parts"].values())
+    equal = [row["operator"] for row in report["equality"] if row["equal"] == row["compared"] > 0]
+    return complete and equal == list(REGISTRY) and not any("failed" in row for row in report["speed"])
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """0 when everything was equal, 1 when something was not, 2 without a GPU."""
+    """0 when all is well, 1 when something differed, failed or did not end, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m anyfuse.bench.gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="40 s of samples for each operator instead of 5 minutes")
+    parser.add_argument("--quick", action="store_true", help="7.5 minutes at most, instead of an hour")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for gpu.json and gpu.md")
+    parser.add_argument("--device", default="cuda", help="cpu: small cases, to try the flow")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
+    if options.part is not None:
+        part, copies = json.loads(options.part)
+        work_on(Part(**part), copies)
+        return 0
+    if options.device == "cuda" and not torch.cuda.is_available():
         print("No GPU here: torch.cuda.is_available() is False. Nothing was measured.", file=sys.stderr)
         return 2
-    device = torch.device("cuda", torch.cuda.current_device())
-    draws, limit = (40, 40.0) if options.quick else (400, 300.0)
-    copies = copy_rate(device, seconds)
-    report = {
-        "schema": SCHEMA_NAME,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "quick": options.quick,
-        "copy_gb_per_s": copies / 1e9,
-        "equality": [equality(spec, device, draws, limit) for spec in REGISTRY.values()],
-        "speed": [speed(work, copies, seconds) for work in works(device, small=False)],
-    }
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
-    page = markdown(report)
-    (options.output / "gpu.md").write_text(page)
-    print(page)
-    return 0 if all(row["equal"] == row["compared"] for row in report["equality"]) else 1
+
+    def keep(report: dict[str, Any]) -> None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
+        (options.output / "gpu.md").write_text(markdown(report))
+
+    report = measured(options.quick, options.device, keep)
+    print(markdown(report))
+    return 0 if all_is_well(report) else 1
 
 
 if __name__ == "__main__":

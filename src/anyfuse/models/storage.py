@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,18 +19,20 @@ from .adapter import Adapter
 from .convert import Group, Recipe, apply, make_plan
 
 FILE, FORMAT = "anyfuse.safetensors", "anyfuse-w8a8-1"
+GENERATION = "generation_config.json"
 
 
 def save_quantized(model: nn.Module, folder: str | Path) -> None:
     """Writes a model that `quantize_` has quantized: int8 weights, scales and what is left in float, and its config.
 
-    Tensors that the model shares (tied embeddings) are written once. Nothing is pickled.
+    Tensors that the model shares (tied embeddings) are written once. Nothing is pickled. All files are completed in a
+    temporary folder before the first appears, and the tensors appear last: an error loses nothing that was there, and
+    a process that is killed leaves a model, or a folder that `load_quantized` refuses.
 
     Raises:
         TypeError: the model is not quantized, or has no config.
+        OSError: a file cannot be written.
     """
-    from safetensors.torch import save_file
-
     config: Any = getattr(model, "config", None)
     recipe: Recipe | None = getattr(model, "_anyfuse_recipe", None)
     if recipe is None or config is None:
@@ -37,7 +41,15 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(config)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as waiting:
+        _write(Path(waiting), model, copy.deepcopy(config), recipe)
+        _replace(folder, Path(waiting))
+
+
+def _write(folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     if hasattr(config, "quantization_config"):  # of the file that the float weights came from
         del config.quantization_config
     config.save_pretrained(folder)
@@ -45,7 +57,22 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
     if generation is not None:
         generation.save_pretrained(folder)
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model)}
-    save_file(tensors, folder / FILE, metadata={"format": FORMAT, "recipe": json.dumps(asdict(recipe))})
+    try:
+        save_file(tensors, folder / FILE, metadata={"format": FORMAT, "recipe": json.dumps(asdict(recipe))})
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"{folder.parent / FILE} cannot be written: {error}") from error
+
+
+def _replace(folder: Path, waiting: Path) -> None:
+    """Moves the files of `waiting` to the folder. Between the first and the last there is no file of tensors, since
+    those of one model beside the config of another could load."""
+    for path in waiting.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    for name in (FILE, GENERATION):
+        (folder / name).unlink(missing_ok=True)
+    for path in sorted(waiting.iterdir(), key=lambda path: path.name == FILE):
+        os.replace(path, folder / path.name)
 
 
 def load_quantized(folder: str | Path) -> Any:
@@ -56,19 +83,32 @@ def load_quantized(folder: str | Path) -> Any:
         ValueError: the file is not of this format, or a name, shape or type of a tensor is not what the config asks.
         ImportError: transformers, accelerate or safetensors is missing (extra `hf`).
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder / FILE} is missing; accepted: a folder that `anyfuse quantize` wrote")
-    with safe_open(folder / FILE, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"{folder / FILE} has format {metadata.get('format')!r}; accepted: {FORMAT!r}")
-        model = _skeleton(folder, _recipe(metadata["recipe"]), set(file.keys()))
-        expected = dict(_tensors(model))
-        _check_names(expected.keys(), file.keys())
-        tensors = {name: file.get_tensor(name) for name in expected}
+    try:
+        with safe_open(folder / FILE, framework="pt") as file:
+            return _read(folder, file)
+    except SafetensorError as error:
+        raise ValueError(f"{folder / FILE} cannot be read: {error}; accepted: what save_quantized wrote") from None
+
+
+def _read(folder: Path, file: Any) -> Any:
+    metadata = file.metadata() or {}
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{folder / FILE} has format {metadata.get('format')!r}; accepted: {FORMAT!r}")
+    recipe = _recipe(metadata.get("recipe", ""))
+    try:
+        model = _skeleton(folder, recipe, set(file.keys()))
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:  # of any kind: models and their configs meet numbers and words that nobody has checked
+        raise ValueError(f"the config in {folder} and the recipe in {FILE} make no {recipe.kind}: {error!r}") from error
+    expected = dict(_tensors(model))
+    _check_names(expected.keys(), file.keys())
+    tensors = {name: file.get_tensor(name) for name in expected}
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, expected[name])
     model.load_state_dict(tensors, strict=False, assign=True)
@@ -83,13 +123,24 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
     import transformers
     from accelerate import init_empty_weights
 
-    config = transformers.AutoConfig.from_pretrained(folder)
     kind = getattr(transformers, recipe.kind, None)
-    if kind is None:
-        raise ValueError(f"{folder / FILE} is of a {recipe.kind}, which transformers {transformers.__version__} lacks")
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        raise ValueError(
+            f"{folder / FILE} is of a {recipe.kind}, which is no model of transformers {transformers.__version__}"
+        )
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > len(names):
+        raise ValueError(f"{FILE} has {len(names)} tensors, too few for {layers} layers")
     with init_empty_weights(include_buffers=False):
         model = kind(config)
     model.tie_weights()  # parameters that became empty are no longer one
+
+    plan = make_plan(model, recipe.adapter, recipe.skip)
+    needed = sum(linear.in_features * linear.out_features for group in plan.groups for linear in group.linears)
+    found = (folder / FILE).stat().st_size
+    if needed > found:  # before memory for them is asked for
+        raise ValueError(f"{FILE} has {found} bytes, too few for {needed} weights")
 
     def make(group: Group) -> QuantLinear:
         n, k = sum(one.out_features for one in group.linears), group.linears[0].in_features
@@ -98,7 +149,7 @@ def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
             n, k, bias=torch.float32 if biased else None, smooth=f"{group.name}.smooth_scale" in names
         )
 
-    apply(model, make_plan(model, recipe.adapter, recipe.skip), make)
+    apply(model, plan, make)
     model._anyfuse_recipe = recipe
     return model
 

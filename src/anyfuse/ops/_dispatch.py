@@ -78,10 +78,7 @@ def define(schema: str, record: type[Any], cpu: Implementation, fake: Implementa
 
 
 def _on_gpu(name: str, record: type[Any], cpu: Implementation) -> Callable[..., Any]:
-    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs.
-
-    A call that its `has_kernel` refuses runs on copies on the CPU.
-    """
+    """The implementation for GPUs: the Triton module of the operator's name, imported when it first runs."""
     overload = getattr(torch.ops.anyfuse, name).default
 
     def call(*arguments: Any) -> Any:
@@ -92,7 +89,7 @@ def _on_gpu(name: str, record: type[Any], cpu: Implementation) -> Callable[..., 
             module = importlib.import_module(f"anyfuse.triton.{name.rstrip('_')}")
         except ModuleNotFoundError as error:
             raise RuntimeError(f"{name} on a GPU needs {error.name}; install anyfuse[triton]") from error
-        return module.run(call) if module.has_kernel(call) else through_cpu(overload, cpu, call)
+        return module.run(call)
 
     return call
 

@@ -454,6 +454,8 @@ def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _
     """Rows that were last named at step `last`, after the steps up to `step` - 1."""
     call = exact.call
     skipped = max(step - 1 - last, 0)
+    if skipped == 0:
+        return m, v, var
     moves = min(skipped, moves_that_count(call.beta1, call.beta2)) if last > 0 else 0
     power1, power2, decay1, root_decay = power(call.beta1, last), power(call.beta2, last), 1.0, 1.0
     root, decay, moved = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay), torch.zeros_like(var)
@@ -620,7 +622,7 @@ def _cpu(call: Call) -> None:
     lrs = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
     steps = d.step_values(call.step, count) if call.step else [0] * count
     check_step_values(steps, call)
-    scale = 1.0 if call.grad_scale is None else float(call.grad_scale)
+    scale = d.grad_scale_value(call.grad_scale)
     if use_reference():
         check_ids(call)
         factor, seeds = (-1.0 if call.maximize else 1.0) / scale, call.stochastic_rounding

@@ -24,6 +24,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 #: Triton's name of a torch dtype.
 NAMES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -94,17 +95,26 @@ def _kind(value: Any) -> tuple[str, bool]:
 
 # ---- lists of tensors ----
 
-#: Tables that a captured CUDA graph reads. The graph may be replayed at any time: they are never freed.
+#: What a captured CUDA graph reads and no caller holds. The graph may be replayed at any time: it is never freed.
 _captured: list[Tensor] = []
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def held(tensor: Tensor) -> Tensor:
+    """A cached tensor for a launch; it stays where it is as long as a graph may read it."""
+    if capturing(tensor.device):
+        _captured.append(tensor)
+    return tensor
 
 
 def table(device: torch.device, *columns: Sequence[int]) -> Tensor:
     """int64 (columns, n) on the device. A list of the same tensors gets the same table again: a training loop copies
     it once, and a step that is captured after a first one copies nothing."""
-    result = _table(device, *map(tuple, columns))
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(result)
-    return result
+    return held(_table(device, *map(tuple, columns)))
 
 
 @lru_cache(maxsize=256)
@@ -121,11 +131,11 @@ def first_blocks(sizes: Sequence[int], block: int) -> tuple[list[int], int]:
     return starts, total
 
 
-def by_dtypes(tensors: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, ...], list[int]]:
-    """The places of a list whose tensors have the same dtypes: one launch each."""
-    groups: dict[tuple[torch.dtype, ...], list[int]] = {}
+def by_dtypes(tensors: Sequence[Sequence[Tensor | None]]) -> dict[tuple[Any, ...], list[int]]:
+    """The places of a list whose tensors have the same dtypes (None: no tensor): one launch each."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, each in enumerate(tensors):
-        groups.setdefault(tuple(tensor.dtype for tensor in each), []).append(i)
+        groups.setdefault(tuple(None if tensor is None else tensor.dtype for tensor in each), []).append(i)
     return groups
 
 
@@ -183,10 +193,12 @@ def on_host(values: Sequence[Tensor]) -> bool:
     return all(value.device.type == "cpu" for value in values)
 
 
-def device_steps(step: Sequence[Tensor], count: int, device: torch.device) -> Tensor:
-    """The steps of `count` tensors as float64 on the device."""
-    values = torch.cat([value.to(device).reshape(1) for value in step]).double()
-    return values.expand(count) if len(step) == 1 else values
+def spread(values: Sequence[Tensor], count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """One-element tensors, one for all or one for each of `count`, as one contiguous tensor on the device."""
+    if on_host(values) and len({value.item() for value in values}) == 1:  # filled in, which a CUDA graph can capture
+        return torch.full((count,), values[0].item(), dtype=dtype, device=device)
+    each = torch.cat([value.to(device=device, dtype=dtype).reshape(1) for value in values])
+    return each.expand(count).contiguous()
 
 
 # ---- the fastest of several launches ----

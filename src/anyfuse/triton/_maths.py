@@ -33,6 +33,62 @@ def narrow(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _mix(x, between):
+    """The bijection of 32 bits of `ops._rounding`; x and `between` are uint32."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D + between
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def random_bits(seed, step, stream: tl.constexpr, index, high):
+    """32 random bits for each index of a tensor, those of `ops._rounding`, as int32. The numbers are int64.
+
+    `high` is index >> 32; where all indices have the same, one number, so that most of the hash is computed once.
+    """
+    key = seed.to(tl.uint32)
+    if stream == 1:
+        key = key + 0x9E3779B9
+    key = _mix(key, 0)
+    key = _mix(key ^ step.to(tl.uint32), 0)
+    key = _mix(key ^ (step >> 32).to(tl.uint32), 0)
+    key = _mix(key ^ high.to(tl.uint32), 0)
+    return _mix(index.to(tl.uint32) ^ key, _mix(key + 0x9E3779B9, 0)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def narrow_randomly(x, random, DTYPE: tl.constexpr):
+    """A float32 value rounded by chance to a DTYPE of 16 bits, as `ops._rounding` does it."""
+    u = x.to(tl.int32, bitcast=True)
+    magnitude = u & 0x7FFFFFFF
+    LARGEST: tl.constexpr = 0x7F7F if DTYPE == tl.bfloat16 else 0x7BFF  # the bits of the largest number
+    if DTYPE == tl.bfloat16:
+        code = (magnitude + (random & 0xFFFF)) >> 16
+    else:
+        dither = random & 0x1FFF
+        # Below 2^-14 a half has the step 2^-24: as whole multiples of 2^-37, of which 13 bits are dropped.
+        is_small = magnitude < (113 << 23)
+        small = (tl.where(is_small, tl.abs(x), 0.0) * 137438953472.0).to(tl.int32)
+        code = tl.where(is_small, small + dither, magnitude - (112 << 23) + dither) >> 13
+    code = tl.where(magnitude < 0x7F800000, tl.minimum(code, LARGEST), LARGEST + 1)
+    code = tl.where(x == x, code | ((u >> 16) & 0x8000), 0x7FC0 if DTYPE == tl.bfloat16 else 0x7E00)
+    return code.to(tl.int16).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def stored(x, DTYPE: tl.constexpr, seed, step, stream: tl.constexpr, index, high):
+    """A float32 value in DTYPE: to the nearest, or by chance where there is a seed and it has 16 bits.
+
+    `index` counts the elements of the tensor, in row-major order; `high` is index >> 32.
+    """
+    if seed is None or DTYPE == tl.float32:
+        result = narrow(x, DTYPE)
+    else:
+        result = narrow_randomly(x, random_bits(seed, step, stream, index, high), DTYPE)
+    return result
+
+
+@triton.jit
 def magnitude_bits(x):
     """|x| as the integer of its bits, which order as the magnitudes do, with every NaN above infinity."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF

@@ -207,10 +207,6 @@ def _produced(result: Tensor) -> Tensor | None:
     return result if result.dtype == torch.float32 else result.view(torch.int8)
 
 
-def has_kernel(call: Call) -> bool:
-    return True
-
-
 def run(call: Call) -> Results:
     check(call)
     results = _outputs(call)

@@ -49,21 +49,23 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def _ema() -> Iterator[Variant]:
-    def launch(dtypes: tuple[torch.dtype, ...], mode: int, convention: str, found_inf: Tensor | None) -> Launch:
-        sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
+    def launch(dtypes: tuple[torch.dtype, ...], **changes: Any) -> Launch:
+        sizes = (4096,) if changes.get("convention") == "device" else (4096, 100)  # one: specialized on its length
         lists: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
         numbers: dict[str, Any] = dict(
-            step=[torch.tensor([1])], lr=0.1, ema_decay=0.999, beta1=0.9, beta2=0.999, eps=1e-8, adam_mode=mode,
-            bias_correction=True, weight_decay=0.01, convention=convention, lr_tensor=None, grad_scale=None,
-            found_inf=found_inf, maximize=False, stochastic_rounding=None,
+            step=[torch.tensor([1])], lr=0.1, ema_decay=0.999, beta1=0.9, beta2=0.999, eps=1e-8, adam_mode=1,
+            bias_correction=True, weight_decay=0.01, convention="formula", lr_tensor=None, grad_scale=None,
+            found_inf=None, maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = ops.apply_fused_ema_adamw.Call(*lists, **numbers)
+        call = ops.apply_fused_ema_adamw.Call(*lists, **(numbers | changes))
         return apply_fused_ema_adamw.launches(call)[0]
 
-    full, half = (torch.float32,) * 5, (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
-    yield Variant("apply_fused_ema_adamw", "fp32", launch(full, 1, "formula", None), True)
-    yield Variant("apply_fused_ema_adamw", "bf16 with fp32 state", launch(half, 0, "formula", _ones(1)))
-    yield Variant("apply_fused_ema_adamw", "fp16, device", launch((torch.float16,) * 5, 1, "device", None))
+    name, half = "apply_fused_ema_adamw", (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
+    yield Variant(name, "fp32", launch((torch.float32,) * 5))
+    yield Variant(name, "bf16 with fp32 state", launch(half, adam_mode=0, found_inf=_ones(1)))
+    yield Variant(name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), True)
+    chance = launch((torch.float16,) * 5, convention="device", stochastic_rounding=[1])
+    yield Variant(name, "fp16, rounded by chance, device", chance)
 
 
 def _norm() -> Iterator[Variant]:
@@ -85,52 +87,96 @@ def _norm() -> Iterator[Variant]:
 
 
 def _adam8() -> Iterator[Variant]:
-    def launch(dtypes: tuple[torch.dtype, ...], block_size: int, convention: str, guarded: bool) -> Launch:
-        sizes = (4096,) if convention == "device" else (4096, 100)  # a list of one is specialized on its length
-        floats: list[Any] = [[_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
-        codes: list[Any] = [[_ones(size, dtype=torch.uint8) for size in sizes] for _ in range(2)]
-        maps: list[Any] = [_ones(256) for _ in range(2)]
-        scales: list[Any] = [[_ones(-(-size // block_size)) for size in sizes] for _ in range(2)]
-        numbers: dict[str, Any] = dict(
-            step=[torch.tensor([1])], lr=0.1, beta1=0.9, beta2=0.999,
-            weight_decay=0.01, eps=1e-8, gnorm_scale=1.0, block_size=block_size, convention=convention,
-            skip_nonfinite=guarded, nonzero_v=guarded, lr_tensor=None, grad_scale=None, found_inf=None, maximize=False,
-            s=[], ema_decay=0.0, stochastic_rounding=None,
-        )  # fmt: skip
-        call = ops.apply_adam_w_quant.Call(*floats, *codes, *maps, *scales, **numbers)
-        return apply_adam_w_quant.launches(call)[0]
+    guide = _ones(apply_adam_w_quant.GUIDE, dtype=torch.uint8)
 
-    name = "apply_adam_w_quant"
-    yield Variant(name, "fp32, blocks of 256", launch((torch.float32,) * 2, 256, "formula", False), True)
-    mixed = (torch.bfloat16, torch.float32)
-    yield Variant(name, "bf16, blocks of 64, guarded", launch(mixed, 64, "formula", True))
-    yield Variant(name, "fp16, blocks of 2048, device", launch((torch.float16,) * 2, 2048, "device", False))
+    def launch(
+        dtypes: tuple[torch.dtype, ...], block_size: int, state: torch.dtype = torch.uint8, **changes: Any
+    ) -> Launch:
+        sizes = (4096,) if changes.get("convention") == "device" else (4096, 100)  # one: specialized on its length
+        var, grad, *ema = ([_ones(size, dtype=dtype) for size in sizes] for dtype in dtypes)
+        moments: list[Any] = [[_ones(size, dtype=state) for size in sizes] for _ in range(2)]
+        maps: list[Any] = [_ones(256) for _ in range(2)]
+        blocks = [-(-size // block_size) if state == torch.uint8 else 0 for size in sizes]
+        scales: list[Any] = [[_ones(count) for count in blocks] for _ in range(2)]
+        numbers: dict[str, Any] = dict(
+            step=[torch.tensor([1])], lr=0.1, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, gnorm_scale=1.0,
+            block_size=block_size, convention="formula", skip_nonfinite=False, nonzero_v=False, lr_tensor=None,
+            grad_scale=None, found_inf=None, maximize=False, s=ema[0] if ema else [], ema_decay=0.999,
+            stochastic_rounding=None,
+        )  # fmt: skip
+        call = ops.apply_adam_w_quant.Call(var, grad, *moments, *maps, *scales, **(numbers | changes))
+        return apply_adam_w_quant.launches(call, guide, guide)[0]
+
+    name, full = "apply_adam_w_quant", (torch.float32,) * 2
+    yield Variant(name, "guide of a map", apply_adam_w_quant.guide_launch(_ones(256), guide), True)
+    yield Variant(name, "fp32, blocks of 256", launch(full, 256), True)
+    everything: dict[str, Any] = {"skip_nonfinite": True, "nonzero_v": True, "found_inf": _ones(1)}
+    everything |= {"stochastic_rounding": [1, 2]}
+    guarded = launch((torch.bfloat16, torch.float32, torch.bfloat16), 64, **everything)
+    yield Variant(name, "bf16 with EMA, blocks of 64, guarded, rounded by chance", guarded)
+    mixed = (torch.float16, torch.bfloat16, torch.float16)
+    chance = launch(mixed, 2048, convention="device", stochastic_rounding=[1])
+    yield Variant(name, "fp16 with EMA, blocks of 2048, rounded by chance, device", chance)
+    yield Variant(name, "fp32 moments, fp32", launch(full, 256, torch.float32))
+    state = launch((torch.bfloat16, torch.float32, torch.float32), 64, torch.float32, **everything)
+    yield Variant(name, "fp32 moments, bf16 with EMA, guarded, rounded by chance", state, True)
 
 
 def _lazy() -> Iterator[Variant]:
-    def launches(dim: int, dtypes: tuple[torch.dtype, torch.dtype], ids: torch.dtype) -> tuple[Launch, Launch, Launch]:
-        gradient, indices = _ones(64, dim, dtype=dtypes[0]), torch.arange(64, dtype=ids)
-        tables: list[Any] = [[_ones(100, dim)], [_ones(100, dim)], [_ones(100, dim, dtype=dtypes[1])]]
-        watch = lazy_adam._watch(torch.device("cpu"))
+    name, watch = "lazy_adam", lazy_adam._watch(torch.device("cpu"))
+
+    def launches(
+        dim: int, dtypes: tuple[torch.dtype, torch.dtype], indices: Tensor | None, **changes: Any
+    ) -> tuple[list[Launch], Launch, Launch]:
+        rows = 64
+        tables: list[Any] = [[_ones(rows, dim)], [_ones(rows, dim)], [_ones(rows, dim, dtype=dtypes[1])]]
         numbers: dict[str, Any] = dict(
             row_step=[], lr=[_ones(1)], step=[], grad_scale=None, found_inf=None,
             beta1=0.9, beta2=0.999, epsilon=1e-8, assume_unique=False, convention="formula", bias_correction="none",
             eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
             maximize=False, stochastic_rounding=None,
         )  # fmt: skip
-        call = ops.lazy_adam.Call([gradient], [indices], *tables, **numbers)
-        (group,) = lazy_adam.groups(call, watch)
-        order = torch.arange(64)
-        return group.keys_launch(), group.launch(group.keys, order), group.launch(group.keys, None)
+        call = ops.lazy_adam.Call([_ones(rows, dim, dtype=dtypes[0])], [indices], *tables, **(numbers | changes))
+        of_call = lazy_adam.Numbers(call)
+        (group,) = lazy_adam.groups(call, watch, of_call)
+        rates, result = _ones(1, dtype=torch.float64), _ones(3, 1)
+        scalars = of_call.launch(call, rates, result)
+        return (
+            [scalars, group.keys_launch()],
+            group.launch(group.keys, torch.arange(64)),
+            group.launch(group.keys, None),
+        )
 
-    keys, summed, unique = launches(64, (torch.float32, torch.float32), torch.int32)
-    yield Variant("lazy_adam", "keys, int32 ids", keys, True)
-    yield Variant("lazy_adam", "fp32, 64 columns", summed, True)
-    yield Variant("lazy_adam", "fp32, 64 columns, unique", unique)
-    _, summed, _ = launches(50, (torch.bfloat16, torch.float16), torch.int64)
-    yield Variant("lazy_adam", "bf16 on fp16, 50 columns", summed)
-    _, summed, _ = launches(1, (torch.float16, torch.bfloat16), torch.int64)
-    yield Variant("lazy_adam", "fp16 on bf16, one column", summed)
+    full, half = (torch.float32,) * 2, (torch.float32, torch.bfloat16)
+    ids, step = torch.arange(64, dtype=torch.int32), [torch.tensor([7])]
+    (_, keys), summed, _ = launches(64, full, ids)
+    yield Variant(name, "keys, int32 ids", keys)
+    yield Variant(name, "fp32, 64 columns", summed)
+    _, summed, _ = launches(50, (torch.bfloat16, torch.float16), ids.long())
+    yield Variant(name, "bf16 on fp16, 50 columns", summed)
+    _, summed, _ = launches(1, (torch.float16, torch.bfloat16), ids.long())
+    yield Variant(name, "fp16 on bf16, one column", summed)
+    (scalars, keys), summed, _ = launches(
+        64, half, ids.long(), bias_correction="global", eps_mode="outside", weight_decay=0.1, step=step,
+        grad_scale=_ones(1), found_inf=_ones(1), refuse_negative=True, padding_idx=0, stochastic_rounding=[3],
+    )  # fmt: skip
+    yield Variant(name, "numbers of the tables, corrected", scalars, True)
+    yield Variant(name, "keys, int64 ids, negative refused", keys, True)
+    yield Variant(name, "fp32 on bf16, rounded by chance", summed)
+    (_, keys), _, unique = launches(64, (torch.float32, torch.float16), None, step=step, stochastic_rounding=[3])
+    yield Variant(name, "keys, all rows", keys)
+    yield Variant(name, "fp32 on fp16, all rows, rounded by chance", unique)
+    counts = [torch.ones(64, dtype=torch.int32)]
+    (_, keys), _, unique = launches(
+        64, full, ids > 0, bias_correction="row", eps_mode="outside", row_step=counts
+    )  # fmt: skip
+    yield Variant(name, "keys, a mask", keys)
+    yield Variant(name, "fp32, a mask, corrected by row", unique)
+    late: dict[str, Any] = {"decay_mode": "catch_up", "row_step": counts, "step": step, "weight_decay": 0.1}
+    _, summed, _ = launches(64, full, ids, bias_correction="global", eps_mode="outside", **late)
+    yield Variant(name, "fp32, caught up, corrected", summed, True)
+    _, summed, _ = launches(300, half, ids, stochastic_rounding=[3], **late)
+    yield Variant(name, "fp32 on bf16, 300 columns, caught up, rounded by chance", summed)
 
 
 #: Operators whose variants stand here; the others' are `variants` of their own modules.

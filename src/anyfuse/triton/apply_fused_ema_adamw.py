@@ -5,8 +5,6 @@ on NVIDIA: each operation is rounded on its own, division and square root are th
 steps on the device beta^t is that device's pow in double, which is not always the C library's: about once in 2^27 steps
 it may round otherwise to fp32. On AMD the compiler expands a division into a sequence of fused multiply-adds; that its
 last bit is the correctly rounded one is not promised.
-
-Stochastic rounding has no kernel here: such a call runs on copies on the CPU, right but slow.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ from ._launch import (
     aligned,
     by_dtypes,
     columns,
-    device_steps,
     find,
     first_blocks,
     number,
     numbers,
     on_host,
     pointer,
+    spread,
     table,
 )
-from ._maths import narrow, widen
+from ._maths import narrow, stored, widen
 
 #: Elements a program steps: 8 a thread, so that 16-bit streams move 16 bytes with an instruction.
 BLOCK = 1024
@@ -43,17 +41,17 @@ BLOCK = 1024
 
 @triton.jit
 def _step(
-    table, count, i, begin, numel, c1, c2, lr, factor,
+    table, count, i, begin, numel, c1, c2, lr, factor, seed, step,
     beta1, rest1, beta2, rest2, eps, weight_decay, ema_decay, rest,
     GRAD: tl.constexpr, VAR: tl.constexpr, M: tl.constexpr, V: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     DECOUPLED: tl.constexpr, DEVICE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, BLOCK)
-    at_grad = pointer(table, 2 * count + i, GRAD, ALIGNED) + begin + lane
-    at_var = pointer(table, 3 * count + i, VAR, ALIGNED) + begin + lane
-    at_m = pointer(table, 4 * count + i, M, ALIGNED) + begin + lane
-    at_v = pointer(table, 5 * count + i, V, ALIGNED) + begin + lane
-    at_s = pointer(table, 6 * count + i, S, ALIGNED) + begin + lane
+    at_grad = pointer(table, 3 * count + i, GRAD, ALIGNED) + begin + lane
+    at_var = pointer(table, 4 * count + i, VAR, ALIGNED) + begin + lane
+    at_m = pointer(table, 5 * count + i, M, ALIGNED) + begin + lane
+    at_v = pointer(table, 6 * count + i, V, ALIGNED) + begin + lane
+    at_s = pointer(table, 7 * count + i, S, ALIGNED) + begin + lane
     if WHOLE:
         mask = None
     else:
@@ -81,13 +79,13 @@ def _step(
     s = ema_decay * s + rest * var
     tl.store(at_m, narrow(m, M), mask)
     tl.store(at_v, narrow(v, V), mask)
-    tl.store(at_var, narrow(var, VAR), mask)
-    tl.store(at_s, narrow(s, S), mask)
+    tl.store(at_var, stored(var, VAR, seed, step, 0, begin + lane, begin >> 32), mask)
+    tl.store(at_s, stored(s, S, seed, step, 1, begin + lane, begin >> 32), mask)
 
 
 @triton.jit
 def kernel(
-    table, corrections, lr, factor, found_inf, count,
+    table, corrections, lr, factor, found_inf, steps, count,
     beta1, rest1, beta2, rest2, eps, weight_decay, ema_decay, rest,
     GRAD: tl.constexpr, VAR: tl.constexpr, M: tl.constexpr, V: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     DECOUPLED: tl.constexpr, DEVICE: tl.constexpr, BLOCK: tl.constexpr,
@@ -100,15 +98,21 @@ def kernel(
         numel = tl.where(tl.load(found_inf) != 0, 0, numel)
     c1 = tl.load(corrections + i)
     c2 = tl.load(corrections + count + i)
+    if steps is None:
+        seed = None
+        step = None
+    else:
+        seed = tl.load(table + 2 * count + i)
+        step = tl.load(steps + i)
     if begin + BLOCK <= numel:  # without a mask loads are as wide as they can be
         _step(
-            table, count, i, begin, numel, c1, c2, tl.load(lr), tl.load(factor),
+            table, count, i, begin, numel, c1, c2, tl.load(lr), tl.load(factor), seed, step,
             beta1, rest1, beta2, rest2, eps, weight_decay, ema_decay, rest,
             GRAD, VAR, M, V, S, ALIGNED, DECOUPLED, DEVICE, BLOCK, True,
         )  # fmt: skip
     else:
         _step(
-            table, count, i, begin, numel, c1, c2, tl.load(lr), tl.load(factor),
+            table, count, i, begin, numel, c1, c2, tl.load(lr), tl.load(factor), seed, step,
             beta1, rest1, beta2, rest2, eps, weight_decay, ema_decay, rest,
             GRAD, VAR, M, V, S, ALIGNED, DECOUPLED, DEVICE, BLOCK, False,
         )  # fmt: skip
@@ -125,7 +129,7 @@ def corrections(
         steps = d.step_values(step, count)
         rows = [numbers([d.f32(1.0 - d.f32(d.power(b, t))) for t in steps], device) for b in (b1, b2)]
     else:
-        t = device_steps(step, count, device)
+        t = spread(step, count, device, torch.float64)
         rows = [1.0 - torch.pow(torch.full_like(t, b), t).float() for b in (b1, b2)]
     result = torch.stack(rows)
     return torch.ones_like(result) / result if convention == "device" else result
@@ -160,6 +164,8 @@ def launches(call: Call) -> list[Launch]:
     }
     tensors = list(zip(call.grad, *call.updated, strict=True))
     every = corrections(call.step, len(tensors), call.beta1, call.beta2, call.bias_correction, call.convention, device)
+    seeds = call.stochastic_rounding or [0] * len(tensors)
+    steps = spread(call.step, len(tensors), device, torch.int64) if call.stochastic_rounding else None
     result = []
     for dtypes, places in by_dtypes(tensors).items():
         group = [tensors[i] for i in places]
@@ -167,18 +173,15 @@ def launches(call: Call) -> list[Launch]:
         starts, blocks = first_blocks(sizes, BLOCK)
         addresses = [[each[k].data_ptr() for each in group] for k in range(5)]
         arguments = {
-            "table": table(device, starts, sizes, *addresses),
+            "table": table(device, starts, sizes, [seeds[i] for i in places], *addresses),
             "corrections": columns(every, places),
+            "steps": None if steps is None else columns(steps, places),
             "count": len(group),
             "ALIGNED": aligned(*addresses),
             **{name: DTYPES[dtype] for name, dtype in zip(("GRAD", "VAR", "M", "V", "S"), dtypes, strict=True)},
         }
         result.append(Launch(kernel, (blocks,), common | arguments))
     return result
-
-
-def has_kernel(call: Call) -> bool:
-    return call.stochastic_rounding is None
 
 
 def run(call: Call) -> None:

@@ -1,34 +1,51 @@
 """lazy_adam on GPUs. The mathematics is in `ops/lazy_adam.py`.
 
 For each combination of dtypes in a list of tables: one kernel writes a key (table, id) for each row of the gradient, a
-stable sort brings equal keys together (none with `assume_unique`), and one kernel walks over them; the first row of a
-run sums the run in order of appearance and steps the table's row. No order depends on the scheduling, and the work
-depends on the gradient's rows alone. Results are built to equal the CPU's bit for bit on NVIDIA. On AMD the compiler
+stable sort brings equal keys together (none with `assume_unique`, a mask, or all rows), and one kernel walks over them;
+the first row of a run sums the run in order of appearance and steps the table's row. No order depends on the
+scheduling, and the work depends on the gradient's rows alone.
+
+Results are built to equal the CPU's bit for bit on NVIDIA, with numbers of the step on the host or on the device: what
+they are made of in double is products, a square root and quotients, each rounded once, and no pow. On AMD the compiler
 expands a division into a sequence of fused multiply-adds; that its last bit is the correctly rounded one is not
-promised.
+promised. Rows that catch up take their numbers in double, one set for each step that was left out: where a GPU has few
+units for double, they cost more than the rest.
 
-Ids beyond their table cannot be refused before anything is written without waiting for the device: they are skipped,
-and the IndexError comes with a later call on that device, or from `raise_out_of_range`.
-
-The plain call has kernels: ids, and a learning rate that is used as it is given. A mask, or rows without ids,
-corrections of the learning rate, weight decay, catching up, refusing negative ids, grad_scale, found_inf, maximize and
-stochastic rounding have none: such a call runs on copies on the CPU, right but slow.
+Ids that would be refused (beyond their table; negative ones with `refuse_negative`) cannot be before anything is
+written without waiting for the device: they are skipped, and the IndexError comes with a later call on that device, or
+from `raise_out_of_range`.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.lazy_adam import IDS, Call, check
-from ._launch import DTYPES, Launch, by_dtypes, columns, find, first_blocks, numbers, on_host, table
-from ._maths import narrow, widen
+from ..ops.lazy_adam import IDS, Call, _Exact, check, check_step_values, moves_that_count
+from ._launch import (
+    DTYPES,
+    Launch,
+    by_dtypes,
+    capturing,
+    columns,
+    find,
+    first_blocks,
+    number,
+    numbers,
+    on_host,
+    spread,
+    table,
+)
+from ._maths import stored, widen
 
 #: Rows whose keys a program writes; columns, and elements, that a program steps.
 KEYS, COLUMNS, ELEMENTS = 1024, 256, 512
@@ -37,28 +54,42 @@ KEYS, COLUMNS, ELEMENTS = 1024, 256, 512
 ID_BITS = tl.constexpr(40)
 ID_MASK = tl.constexpr((1 << 40) - 1)
 
-# ---- ids beyond their table ----
+#: Bits of a count of steps that is not known to be shorter.
+COUNT_BITS = 31
+
+#: How `indices` name rows, as the type of their elements; None: all rows.
+INDICES = {torch.int32: tl.int32, torch.int64: tl.int64, torch.bool: tl.uint8, None: None}
+
+# ---- ids that would be refused ----
+
+MESSAGES = (
+    "indices held an id beyond the rows of var; accepted: ids below them. It was skipped",
+    "indices held a negative id beside the padding; accepted: ids from 0 on. It was skipped",
+)
 
 
 class _Watch:
-    """A device's flag that an id was out of range, and the host's view of it, which no one waits for."""
+    """A device's flags that an id was refused, and the host's view of them, which no one waits for."""
 
     def __init__(self, device: torch.device) -> None:
-        self.flag = torch.zeros(1, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.flags = torch.zeros(len(MESSAGES), dtype=torch.int32, device=device)
+        self.seen = torch.zeros(len(MESSAGES), dtype=torch.int32, pin_memory=device.type == "cuda")
         self.copied = torch.cuda.Event() if device.type == "cuda" else None
 
     def look(self) -> None:
-        """Sends the flag to the host."""
-        self.seen.copy_(self.flag, non_blocking=True)
+        """Sends the flags to the host."""
+        self.seen.copy_(self.flags, non_blocking=True)
         if self.copied is not None:
-            self.copied.record(torch.cuda.current_stream(self.flag.device))
+            self.copied.record(torch.cuda.current_stream(self.flags.device))
 
     def raise_if_seen(self) -> None:
-        if (self.copied is None or self.copied.query()) and bool(self.seen):
-            self.flag.zero_()
+        if self.copied is not None and not self.copied.query():
+            return
+        message = next((text for text, seen in zip(MESSAGES, self.seen.tolist(), strict=True) if seen), None)
+        if message is not None:
+            self.flags.zero_()
             self.seen.zero_()
-            raise IndexError("indices held an id beyond the rows of var; accepted: ids below them. It was skipped")
+            raise IndexError(message)
 
 
 _watches: dict[torch.device, _Watch] = {}
@@ -71,7 +102,7 @@ def _watch(device: torch.device) -> _Watch:
 
 
 def raise_out_of_range(device: torch.device | str = "cuda") -> None:
-    """Waits for the device; IndexError if a call since the last error named a row beyond its table."""
+    """Waits for the device; IndexError if a call since the last error named a row that it would have refused."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -86,18 +117,120 @@ def raise_out_of_range(device: torch.device | str = "cuda") -> None:
 
 
 @triton.jit
-def keys_kernel(table, keys, flag, count, ID: tl.constexpr, BLOCK: tl.constexpr):
-    """keys[p] = the number of the table and the id of the gradients' row p, -1 for an id that is skipped."""
+def keys_kernel(
+    table, keys, flags, found_inf, padding, count,
+    ID: tl.constexpr, REFUSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """keys[p] = the number of the table and the id of the gradients' row p, -1 for a row that is skipped."""
     block = tl.program_id(0).to(tl.int64)
     i = find(table, count, block)
     row = (block - tl.load(table + i)) * BLOCK + tl.arange(0, BLOCK)
-    mask = row < tl.load(table + count + i)
-    indices = tl.load(table + 4 * count + i).to(tl.pointer_type(ID))
-    id = tl.load(indices + row, mask, other=-1).to(tl.int64)
-    beyond = id >= tl.load(table + 3 * count + i)
-    tl.store(flag + tl.zeros_like(id), tl.full((BLOCK,), 1, tl.int32), beyond)
-    key = tl.where((id < 0) | beyond, -1, id | (i.to(tl.int64) << ID_BITS))
+    size = tl.load(table + count + i)
+    mask = row < size
+    if found_inf is not None:
+        size = tl.where(tl.load(found_inf) != 0, 0, size)
+    named = row < size
+    if ID is None:
+        id = row
+    else:
+        indices = tl.load(table + 4 * count + i).to(tl.pointer_type(ID))
+        if ID == tl.uint8:  # a mask
+            id = tl.where(tl.load(indices + row, named, other=0) != 0, row, -1)
+        else:
+            id = tl.load(indices + row, named, other=0).to(tl.int64)
+            refused = named & (id >= tl.load(table + 3 * count + i))
+            tl.store(flags + tl.zeros_like(id), tl.full((BLOCK,), 1, tl.int32), refused)
+            if REFUSE:
+                negative = named & (id < 0)
+                if padding is not None:
+                    negative = negative & (id != padding)
+                tl.store(flags + 1 + tl.zeros_like(id), tl.full((BLOCK,), 1, tl.int32), negative)
+            named = named & (id >= 0) & (refused == 0)
+            if padding is not None:
+                named = named & (id != padding)
+    key = tl.where(named & (id >= 0), id | (i.to(tl.int64) << ID_BITS), -1)
     tl.store(keys + tl.load(table + 2 * count + i) + row, key, mask)
+
+
+@triton.jit
+def _constant(exact, k: tl.constexpr):
+    """A number of the call in double: beta1, beta2, sqrt(beta2), epsilon, weight_decay."""
+    return tl.load(exact + k).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _power(base, n, bits):
+    """base^n by repeated squaring, in double, of numbers below 2^bits."""
+    result = tl.full(n.shape, 1.0, tl.float64)
+    factor = result * base
+    for _ in range(bits):
+        result = tl.where((n & 1) != 0, result * factor, result)
+        factor = factor * factor
+        n = n >> 1
+    return result
+
+
+@triton.jit
+def _corrected(exact, lr, power1, power2, OUTSIDE: tl.constexpr):
+    """The learning rate and epsilon in double after beta1^n and beta2^n, n the number of the step."""
+    epsilon = _constant(exact, 3) + tl.zeros_like(power2)
+    root = tl.sqrt(1.0 - power2)
+    if OUTSIDE:
+        epsilon = epsilon * root
+    return lr * root / (1.0 - power1), epsilon
+
+
+@triton.jit
+def numbers_kernel(
+    lr, steps, exact, result, count, CORRECTED: tl.constexpr, OUTSIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """-lr, epsilon and the decay factor of each table, (3, count)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rate = tl.load(lr + i, i < count, other=0.0)
+    decay = 1.0 - rate * _constant(exact, 4)
+    epsilon = _constant(exact, 3) + tl.zeros_like(rate)
+    if CORRECTED:
+        n = tl.load(steps + i, i < count, other=1)
+        rate, epsilon = _corrected(
+            exact, rate, _power(_constant(exact, 0), n, 63), _power(_constant(exact, 1), n, 63), OUTSIDE
+        )
+    tl.store(result + i, -rate.to(tl.float32), i < count)
+    tl.store(result + count + i, epsilon.to(tl.float32), i < count)
+    tl.store(result + 2 * count + i, decay.to(tl.float32), i < count)
+
+
+@triton.jit
+def _caught_up(
+    m, v, var, last, skipped, lr, decay, exact, moves, bits, CORRECTED: tl.constexpr, OUTSIDE: tl.constexpr
+):  # fmt: skip
+    """Rows that were last named at step `last`, after the steps that did not name them."""
+    beta1, beta2, root_beta2 = _constant(exact, 0), _constant(exact, 1), _constant(exact, 2)
+    wanted = tl.where(last > 0, tl.minimum(skipped, moves), 0)
+    power1, power2 = _power(beta1, last, bits), _power(beta2, last, bits)
+    decay1 = tl.full(last.shape, 1.0, tl.float64)
+    root_decay = decay1
+    root = tl.sqrt_rn(tl.abs(v))
+    moved = tl.zeros_like(m)
+    rate = lr
+    epsilon = _constant(exact, 3) + tl.zeros_like(lr)
+    for k in range(tl.max(wanted, axis=0).to(tl.int32)):
+        decay1 = decay1 * beta1
+        root_decay = root_decay * root_beta2
+        if CORRECTED:
+            power1 = power1 * beta1
+            power2 = power2 * beta2
+            rate, epsilon = _corrected(exact, lr, power1, power2, OUTSIDE)
+        minus_lr = -(rate * decay1).to(tl.float32)
+        below = root * root_decay.to(tl.float32)[:, None] + epsilon.to(tl.float32)[:, None]
+        after = moved * decay[:, None] + tl.div_rn(m * minus_lr[:, None], below)
+        moved = tl.where((k < wanted)[:, None], after, moved)
+    kept = 1.0 - lr * _constant(exact, 4)
+    var_decay = _power(kept, skipped, bits).to(tl.float32)[:, None]
+    sum_decay = _power(kept, skipped - wanted, bits).to(tl.float32)[:, None]
+    late = (skipped > 0)[:, None]
+    m = tl.where(late, m * _power(beta1, skipped, bits).to(tl.float32)[:, None], m)
+    v = tl.where(late, v * _power(beta2, skipped, bits).to(tl.float32)[:, None], v)
+    return m, v, tl.where(late, var * var_decay + moved * sum_decay, var)
 
 
 @triton.jit
@@ -109,9 +242,10 @@ def _rows(table, column, t, mask, count, DTYPE: tl.constexpr):
 
 @triton.jit
 def kernel(
-    table, keys, order, minus_lr, n, count, beta1, rest1, beta2, rest2, epsilon, max_dim,
+    table, keys, order, of_tables, lr, steps, exact, factor, n, count, beta1, rest1, beta2, rest2, moves, bits,
     GRADIENT: tl.constexpr, VAR: tl.constexpr, MULTIPLE: tl.constexpr, UNIT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BY_ROW: tl.constexpr, CATCH_UP: tl.constexpr, CORRECTED: tl.constexpr, OUTSIDE: tl.constexpr,
+    STOCHASTIC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + slot, slot < n, other=-1)
@@ -139,21 +273,47 @@ def kernel(
         position = tl.load(order + slot, begins, other=0)
     else:
         position = slot
-    lr = tl.load(minus_lr + t, begins, other=0.0)[:, None]
-    for start in range(0, max_dim, COLUMNS):
+    minus_lr = tl.load(of_tables + t)
+    epsilon = tl.load(of_tables + count + t)
+    decay = tl.load(of_tables + 2 * count + t)
+    grad_factor = tl.load(factor)
+    if BY_ROW or CATCH_UP:
+        begins = begins & (dim > 0)  # a table without columns has no steps to count
+        counts, stride = _rows(table, 16, t, begins, count, tl.int32)
+        counts = counts + id * stride
+        last = tl.maximum(tl.load(counts, begins, other=0), 0).to(tl.int64)
+        rate = tl.load(lr + t)
+        if BY_ROW:
+            now = tl.minimum(last, 2147483646) + 1
+            power1, power2 = _power(_constant(exact, 0), now, bits), _power(_constant(exact, 1), now, bits)
+            corrected, corrected_epsilon = _corrected(exact, rate, power1, power2, OUTSIDE)
+            minus_lr = -corrected.to(tl.float32)
+            epsilon = corrected_epsilon.to(tl.float32)
+        else:
+            now = tl.load(steps + t)
+            skipped = tl.where(begins, tl.maximum(now - 1 - last, 0), 0)
+            late = tl.max(skipped, axis=0) > 0
+        tl.store(counts, now.to(tl.int32), begins)
+    if STOCHASTIC:
+        seed = tl.load(table + 18 * count + t)[:, None]
+        step = tl.load(steps + t)[:, None]
+    else:
+        seed = None
+        step = None
+    for start in range(0, tl.max(dim, axis=0), COLUMNS):
         column = start + tl.arange(0, COLUMNS)[None, :]
         mask = begins[:, None] & (column < dim[:, None])
         at = gradient[:, None] + ((position - first_row) * dim)[:, None] + column
         g = widen(tl.load(at, mask, other=0.0))
         if order is not None:
-            step = 1
+            ahead = 1
             more = begins & (tl.load(keys + slot + 1, begins & (slot + 1 < n), other=-1) == key)
             while tl.max(more.to(tl.int32), axis=0) > 0:
-                later = tl.load(order + slot + step, more, other=0)
+                later = tl.load(order + slot + ahead, more, other=0)
                 at = gradient[:, None] + ((later - first_row) * dim)[:, None] + column
                 g = tl.where(more[:, None], g + widen(tl.load(at, mask & more[:, None], other=0.0)), g)
-                step += 1
-                more = more & (tl.load(keys + slot + step, more & (slot + step < n), other=-1) == key)
+                ahead += 1
+                more = more & (tl.load(keys + slot + ahead, more & (slot + ahead < n), other=-1) == key)
         if UNIT:
             m_column = column
             v_column = column
@@ -165,28 +325,107 @@ def kernel(
         at_m = m_rows[:, None] + (id * m_stride)[:, None] + m_column
         at_v = v_rows[:, None] + (id * v_stride)[:, None] + v_column
         at_var = var_rows[:, None] + (id * var_stride)[:, None] + var_column
-        m = tl.load(at_m, mask, other=0.0) * beta1 + g * rest1
-        v = tl.abs(tl.load(at_v, mask, other=0.0) * beta2 + (g * g) * rest2)
-        var = widen(tl.load(at_var, mask, other=0.0)) + tl.div_rn(m * lr, tl.sqrt_rn(v) + epsilon)
+        m = tl.load(at_m, mask, other=0.0)
+        v = tl.load(at_v, mask, other=0.0)
+        var = widen(tl.load(at_var, mask, other=0.0))
+        if CATCH_UP:
+            if late:
+                m, v, var = _caught_up(
+                    m, v, var, last, skipped, rate, decay, exact, moves, bits, CORRECTED, OUTSIDE
+                )  # fmt: skip
+        g = g * grad_factor
+        m = m * beta1 + g * rest1
+        v = tl.abs(v * beta2 + (g * g) * rest2)
+        update = tl.div_rn(m * minus_lr[:, None], tl.sqrt_rn(v) + epsilon[:, None])
+        var = var * decay[:, None] + update
         tl.store(at_m, m, mask)
         tl.store(at_v, v, mask)
-        tl.store(at_var, narrow(var, VAR), mask)
+        index = id[:, None] * dim[:, None] + column
+        tl.store(at_var, stored(var, VAR, seed, step, 0, index, index >> 32), mask)
 
 
 # ---- launches ----
 
 
+class Numbers:
+    """What the kernels multiply and add, for all tables of a call."""
+
+    def __init__(self, call: Call) -> None:
+        count, device = len(call.var), call.var[0].device
+        with np.errstate(all="ignore"):
+            root = float(np.sqrt(np.float64(call.beta2)))
+        doubles = (call.beta1, call.beta2, root, call.epsilon, call.weight_decay)
+        self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles)))[0]
+        self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
+        self.launches: list[Launch] = []
+        self.of_tables = self._on_host(call, count) if on_host((*call.lr, *call.step)) else self._on_device(call, count)
+        self.lr = spread(call.lr, count, device, torch.float64) if call.counts_rows else None
+        known = call.decay_mode == "catch_up" and on_host(call.step)
+        self.bits = max(d.step_values(call.step, count)).bit_length() if known else COUNT_BITS
+        sign = -1.0 if call.maximize else 1.0
+        factor = sign if call.grad_scale is None else sign / call.grad_scale.to(device).double()
+        self.factor = number(factor, device)
+        self.found_inf = None if call.found_inf is None else number(call.found_inf != 0, device)
+
+        def given(x: float) -> float:
+            return d.f32(x) if call.convention == "device" else x
+
+        self.common = {
+            "exact": self.exact if call.counts_rows else None,
+            "factor": self.factor,
+            "beta1": d.f32(call.beta1),
+            "rest1": d.f32(1.0 - given(call.beta1)),
+            "beta2": d.f32(call.beta2),
+            "rest2": d.f32(1.0 - given(call.beta2)),
+            "moves": moves_that_count(call.beta1, call.beta2) if call.decay_mode == "catch_up" else 0,
+            "bits": self.bits,
+            "BY_ROW": call.bias_correction == "row",
+            "CATCH_UP": call.decay_mode == "catch_up",
+            "CORRECTED": call.bias_correction != "none",
+            "OUTSIDE": call.eps_mode == "outside",
+            "STOCHASTIC": bool(call.stochastic_rounding),
+        }
+
+    def _on_host(self, call: Call, count: int) -> Tensor:
+        """-lr, epsilon and the decay factor of each table, (3, count)."""
+        rates = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
+        steps = d.step_values(call.step, count) if call.step else [0] * count
+        exact = [_Exact(rate, call) for rate in rates]
+        rows = [(*each.at(step), d.f32(each.decay)) for each, step in zip(exact, steps, strict=True)]
+        return torch.stack([numbers(column, call.var[0].device) for column in zip(*rows, strict=True)])
+
+    def _on_device(self, call: Call, count: int) -> Tensor:
+        result = torch.empty(3, count, device=call.var[0].device)
+        self.launches.append(self.launch(call, spread(call.lr, count, result.device, torch.float64), result))
+        return result
+
+    def launch(self, call: Call, lr: Tensor, result: Tensor) -> Launch:
+        arguments = {
+            "lr": lr,
+            "steps": self.steps,
+            "exact": self.exact,
+            "result": result,
+            "count": len(lr),
+            "CORRECTED": call.bias_correction == "global",
+            "OUTSIDE": call.eps_mode == "outside",
+            "BLOCK": 128,
+        }
+        return Launch(numbers_kernel, (-(-len(lr) // 128),), arguments)
+
+
 class Group:
     """The tables of a list that share their dtypes: what the two kernels are launched with."""
 
-    def __init__(
-        self, tables: Sequence[tuple[Tensor, ...]], minus_lr: Tensor, watch: _Watch, numbers: dict[str, float]
-    ) -> None:
-        gradient, indices, m, v, var = (list(column) for column in zip(*tables, strict=True))
+    def __init__(self, call: Call, places: Sequence[int], watch: _Watch, numbers: Numbers) -> None:
+        def of(values: Sequence[Any]) -> list[Any]:
+            return [values[i] for i in places]
+
+        gradient, indices = of(call.gradient), of(call.indices)
+        m, v, var = of(call.m), of(call.v), of(call.var)
         device = var[0].device
-        sizes = [ids.shape[0] for ids in indices]
+        sizes = [t.shape[0] for t in gradient]
         starts, self.blocks = first_blocks(sizes, KEYS)
-        first_rows = [sum(sizes[:i]) for i in range(len(sizes))]
+        first_rows = list(accumulate(sizes[:-1], initial=0))
         self.n = sum(sizes)
         state = []
         for tensors in (m, v, var):
@@ -195,30 +434,41 @@ class Group:
                 [t.stride(0) for t in tensors],
                 [t.stride(1) for t in tensors],
             ]
+        counts = [[0] * len(var)] * 2
+        if call.row_step:
+            counts = [[t.data_ptr() for t in of(call.row_step)], [t.stride(0) for t in of(call.row_step)]]
+        seeds = of(call.stochastic_rounding or [0] * len(call.var))
         dims = [t.shape[1] for t in var]
-        addresses = [[t.data_ptr() for t in indices], [t.data_ptr() for t in gradient]]
-        self.table = table(device, starts, sizes, first_rows, [len(t) for t in var], *addresses, dims, *state)
+        named = [0 if ids is None else ids.data_ptr() for ids in indices]
+        addresses = [named, [t.data_ptr() for t in gradient]]
+        rows = [len(t) for t in var]
+        self.table = table(device, starts, sizes, first_rows, rows, *addresses, dims, *state, *counts, seeds)
         self.keys = torch.empty(self.n, dtype=torch.int64, device=device)
-        self.flag = watch.flag
-        self.minus_lr = minus_lr
-        self.numbers = numbers
-        self.max_dim = max(dims)
+        self.watch, self.numbers, self.call = watch, numbers, call
+        self.of_tables = columns(numbers.of_tables, places).contiguous()
+        self.lr, self.steps = (None if x is None else columns(x, places) for x in (numbers.lr, numbers.steps))
+        self.dim = max(dims)
         self.unit = all(stride == 1 for k in (2, 5, 8) for stride in state[k])
         multiples = [*dims, *state[1], *state[4], *state[7]]
         wide = (addresses[1], state[0], state[3], state[6])
         whole = self.unit and all(x % 16 == 0 for x in (*multiples, *(a for column in wide for a in column)))
         self.multiple = 16 if whole else 1
-        self.id = tl.int64 if indices[0].dtype == torch.int64 else tl.int32
+        kind = None if indices[0] is None else indices[0].dtype
+        self.id = INDICES[kind]
+        self.sorts = kind in IDS and not call.assume_unique
         self.dtypes = DTYPES[gradient[0].dtype], DTYPES[var[0].dtype]
-        self.count = len(tables)
+        self.count = len(places)
 
     def keys_launch(self) -> Launch:
         arguments = {
             "table": self.table,
             "keys": self.keys,
-            "flag": self.flag,
+            "flags": self.watch.flags,
+            "found_inf": self.numbers.found_inf,
+            "padding": self.call.padding_idx,
             "count": self.count,
             "ID": self.id,
+            "REFUSE": self.call.refuse_negative,
             "BLOCK": KEYS,
         }
         return Launch(keys_kernel, (self.blocks,), arguments)
@@ -226,17 +476,18 @@ class Group:
     def launch(self, keys: Tensor, order: Tensor | None) -> Launch:
         """Steps the rows that `keys` name; `order` says which row of the gradients each key is of (None: all distinct,
         in place)."""
-        cols = min(triton.next_power_of_2(max(self.max_dim, 1)), COLUMNS)
+        cols = min(triton.next_power_of_2(max(self.dim, 1)), COLUMNS)
         rows = max(1, ELEMENTS // cols)
         arguments = {
             "table": self.table,
             "keys": keys,
             "order": order,
-            "minus_lr": self.minus_lr,
+            "of_tables": self.of_tables,
+            "lr": self.lr,
+            "steps": self.steps,
             "n": self.n,
             "count": self.count,
-            **self.numbers,
-            "max_dim": self.max_dim,
+            **self.numbers.common,
             "GRADIENT": self.dtypes[0],
             "VAR": self.dtypes[1],
             "MULTIPLE": self.multiple,
@@ -246,42 +497,18 @@ class Group:
         }
         return Launch(kernel, (-(-self.n // rows),), arguments)
 
+    def run(self) -> None:
+        if self.n == 0:
+            return
+        self.keys_launch().run()
+        keys, order = self.keys.sort(stable=True) if self.sorts else (self.keys, None)
+        self.launch(keys, order).run()
 
-def groups(call: Call, watch: _Watch) -> list[Group]:
+
+def groups(call: Call, watch: _Watch, numbers: Numbers) -> list[Group]:
     """One for each combination of dtypes; gradients and indices are contiguous, tables have any strides."""
-    if not call.var:
-        return []
-    count, device = len(call.var), call.var[0].device
-    if on_host(call.lr):
-        rates = [-d.f32(float(value)) for value in call.lr] * (count if len(call.lr) == 1 else 1)
-        minus_lr = numbers(rates, device)
-    else:
-        minus_lr = -torch.cat([value.to(device).reshape(1).float() for value in call.lr]).expand(count)
-
-    def given(x: float) -> float:
-        return d.f32(x) if call.convention == "device" else x
-
-    constants = {
-        "beta1": d.f32(call.beta1),
-        "rest1": d.f32(1.0 - given(call.beta1)),
-        "beta2": d.f32(call.beta2),
-        "rest2": d.f32(1.0 - given(call.beta2)),
-        "epsilon": d.f32(call.epsilon),
-    }
-    tables: list[Any] = list(zip(call.gradient, call.indices, call.m, call.v, call.var, strict=True))
-    return [
-        Group([tables[i] for i in places], columns(minus_lr, places).contiguous(), watch, constants)
-        for places in by_dtypes(tables).values()
-    ]
-
-
-def has_kernel(call: Call) -> bool:
-    """Whether a call is the plain one, with ids and a learning rate to be used as it is given."""
-    ids = all(value is not None and value.dtype in IDS for value in call.indices)
-    absent = not call.row_step and call.grad_scale is None and call.found_inf is None
-    rounds = call.stochastic_rounding is None
-    plain = call.bias_correction == "none" and call.decay_mode == "touched" and call.weight_decay == 0
-    return ids and absent and rounds and plain and not call.refuse_negative and not call.maximize
+    tensors = list(zip(call.gradient, call.indices, call.var, strict=True))
+    return [Group(call, places, watch, numbers) for places in by_dtypes(tensors).values()]
 
 
 def run(call: Call) -> None:
@@ -289,19 +516,19 @@ def run(call: Call) -> None:
     call.check_memory()
     if not call.var:
         return
+    if on_host(call.step):
+        check_step_values([int(step) for step in call.step], call)
     device = call.var[0].device
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     watch = _watch(device)
-    if not capturing:
+    if not capturing(device):
         watch.raise_if_seen()
     indices = [None if ids is None else ids.contiguous() for ids in call.indices]
     ready = call._replace(gradient=d.contiguous(call.gradient), indices=indices)  # kept until the launches are queued
-    for group in groups(ready, watch):
-        if group.n == 0:
-            continue
-        group.keys_launch().run()
-        keys, order = (group.keys, None) if call.assume_unique else group.keys.sort(stable=True)
-        group.launch(keys, order).run()
-    if not capturing:
+    numbers = Numbers(ready)
+    for launch in numbers.launches:
+        launch.run()
+    for group in groups(ready, watch, numbers):
+        group.run()
+    if not capturing(device):
         watch.look()
     d.write_back(*zip(call.updated, call.updated, strict=True))

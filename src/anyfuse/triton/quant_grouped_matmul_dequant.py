@@ -99,10 +99,6 @@ def launches(
     return result
 
 
-def has_kernel(call: Call) -> bool:
-    return True
-
-
 def run(call: Call) -> Tensor:
     m, n, k, dtype = check(call)
     groups = call.group_list.shape[0]

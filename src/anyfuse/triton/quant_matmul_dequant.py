@@ -354,10 +354,6 @@ def quantize_launch(
     return Launch(quantize_kernel, (triton.cdiv(m, rows),), arguments, num_warps=max(1, min(rows * block // 512, 8)))
 
 
-def has_kernel(call: Call) -> bool:
-    return True
-
-
 def run(call: Call) -> Tensor:
     m, n, k, dtype = check(call)
     x = call.x
