@@ -402,6 +402,10 @@ def test_official_signatures(torch_npu: Any, fused_ema_adamw: Any, create_hash_o
         "(x, quantized_weight, weight_scale, *, bias=None, x_scale=None, x_offset=None, smooth_scale=None, "
         "quant_mode='pertoken')"
     )
+    assert parameters(torch_npu.npu_quant_grouped_matmul_dequant) == (
+        "(x, quantized_weight, weight_scale, group_list, *, bias=None, x_scale=None, x_offset=None, smooth_scale=None, "
+        "quant_mode='pertoken')"
+    )
     assert parameters(torch_npu.npu_apply_fused_ema_adamw) == (
         "(grad, var, m, v, s, step, lr=0.001, ema_decay=0.9999, beta1=0.9, beta2=0.999, eps=1e-08, mode=1, "
         "bias_correction=True, weight_decay=0.0)"
@@ -505,6 +509,25 @@ def test_quant_matmul_dequant(torch_npu: Any) -> None:
     ):
         with pytest.raises(RuntimeError, match=says):
             torch_npu.npu_quant_matmul_dequant(**{"x": x, "quantized_weight": weight, "weight_scale": scale, **wrong})
+
+
+def test_quant_grouped_matmul_dequant(torch_npu: Any) -> None:
+    x, weight = torch.randn(7, 32).half(), torch.randint(-128, 128, (3, 16, 32), dtype=torch.int8)
+    scale, ends = torch.rand(3, 16) / 100, torch.tensor([2, 2, 6])
+    out = torch_npu.npu_quant_grouped_matmul_dequant(x, weight, scale, ends)
+    assert out.dtype == torch.float16 and out.shape == (7, 16) and not out[6].any()
+    assert torch.equal(out[:2], torch_npu.npu_quant_matmul_dequant(x[:2], weight[0], scale[0]))
+    assert torch.equal(out[2:6], torch_npu.npu_quant_matmul_dequant(x[2:6], weight[2], scale[2]))
+    for wrong, says in (
+        ({"x": x[0]}, "x has 1 dimensions"),
+        ({"x_offset": scale}, "x_offset is given"),
+        ({"group_list": torch.tensor([2, 1, 6])}, r"group_list\[1\] is 1"),
+        ({"group_list": ends.int()}, "group_list has dtype int32"),
+        ({"weight_scale": scale[:2]}, "weight_scale has shape"),
+    ):
+        given = {"x": x, "quantized_weight": weight, "weight_scale": scale, "group_list": ends, **wrong}
+        with pytest.raises(RuntimeError, match=says):
+            torch_npu.npu_quant_grouped_matmul_dequant(**given)
 
 
 def test_apply_fused_ema_adamw_refuses_with_runtime_errors(torch_npu: Any) -> None:
@@ -912,6 +935,28 @@ def test_npu_tensors_go_to_torch_npus_matmul(real: Any, layout: str) -> None:
     assert out.shape == (2, 3, n) and out.dtype == torch.float32
     with pytest.raises(ValueError, match="accepted on an NPU: float16"):
         anyfuse.quant_matmul_dequant(x.to(torch.int8), given, scale, x_scale=x_scale, out_dtype=torch.float16)
+
+
+@pytest.mark.parametrize("layout", ["(n, k)", "(k, n)", "packed", "blocks"])
+def test_npu_tensors_go_to_torch_npus_grouped_matmul(real: Any, layout: str) -> None:
+    n, k = 32, 64
+    weight, scale = torch.randint(-128, 128, (3, n, k), dtype=torch.int8), torch.rand(3, n)
+    operator = real["torch_npu"].npu_quant_grouped_matmul_dequant = Recorder(torch.ones(6, n).half())
+    x, ends, smooth = torch.ones(2, 3, k).half(), torch.tensor([1, 4, 5]), torch.ones(k).half()
+    given = {
+        "(n, k)": weight,
+        "(k, n)": weight.mT,
+        "packed": anyfuse.pack_weight(weight),
+        "blocks": torch.stack([anyfuse.formats.nd_to_nz(one) for one in weight]),
+    }[layout]
+    options = {"smooth_scale": smooth, "transpose_weight": layout != "(k, n)"}
+    out = anyfuse.quant_grouped_matmul_dequant(x, given, scale, ends, **options)
+    ((args, kwargs),) = operator.calls
+    assert args[0].shape == (6, k) and torch.equal(args[1], weight) and args[1].is_contiguous()
+    assert torch.equal(args[2], scale) and torch.equal(args[3], ends) and kwargs["x_scale"] is None
+    assert out.shape == (2, 3, n) and out.reshape(6, n)[:5].all() and not out.reshape(6, n)[5].any()
+    with pytest.raises(ValueError, match=r"smooth_scale .* accepted on an NPU: \(k,\)"):
+        anyfuse.quant_grouped_matmul_dequant(x, given, scale, ends, **{**options, "smooth_scale": torch.ones(3, k)})
 
 
 def test_npu_tensors_go_to_mindspeeds_adamw(real: Any) -> None:

@@ -45,6 +45,18 @@ def codes(m: int) -> dict[str, Any]:
     return {**given, "x": given["x"].mul(40).to(torch.int8)}
 
 
+def grouped(m: int) -> dict[str, Any]:
+    """Six groups: no number of rows that is tried. All ends are rows that one row has, too."""
+    given = [matmul(m) for _ in range(6)]
+    weights = {name: torch.stack([one[name] for one in given]) for name in ("weight", "weight_scale")}
+    return {"x": given[0]["x"], **weights, "group_list": torch.tensor([0, 1, 1, 1, 1, 1])}
+
+
+def grouped_packed(m: int) -> dict[str, Any]:
+    given = grouped(m)
+    return {**given, "weight": anyfuse.pack_weight(given["weight"], given["weight_scale"]), "weight_scale": None}
+
+
 def lazy_adam(m: int) -> dict[str, Any]:
     table = {name: torch.rand(11, 8) for name in ("m", "v", "var")}
     return {"gradient": torch.randn(m, 8), "indices": torch.arange(m), **table, "lr": 0.01}
@@ -69,6 +81,8 @@ CALLS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
     "matmul, PackedWeight": ("quant_matmul_dequant", packed),
     "matmul, int64 scales": ("quant_matmul_dequant", int64_scales),
     "matmul, int8 rows": ("quant_matmul_dequant", codes),
+    "grouped matmul": ("quant_grouped_matmul_dequant", grouped),
+    "grouped matmul, PackedWeight": ("quant_grouped_matmul_dequant", grouped_packed),
     "lazy_adam": ("lazy_adam", lazy_adam),
     "apply_fused_ema_adamw": ("apply_fused_ema_adamw", ema),
     "apply_adam_w_quant": ("apply_adam_w_quant", adam_quant),

@@ -40,6 +40,19 @@ def test_every_way_in_and_back_to_nd(n: int, k: int) -> None:
         assert torch.equal(back, weight) and back.is_contiguous(), name
 
 
+@pytest.mark.parametrize("groups, n, k", [(3, 17, 5), (1, 40, 48), (2, 0, 7), (0, 7, 5)])
+def test_groups_are_packed_one_after_the_other(groups: int, n: int, k: int) -> None:
+    weight, scale = int8(groups, n, k), torch.rand(groups, n)
+    packed = pack_weight(weight, scale)
+    assert packed.shape == (groups, n, k) and torch.equal(packed.to_nd(), weight)
+    for i in range(groups):
+        assert torch.equal(packed.data[i], pack_weight(weight[i]).data)
+    assert torch.equal(pack_weight(weight.transpose(1, 2), transpose_weight=False).data, packed.data)
+    loaded = PackedWeight.from_state_tensors(packed.state_tensors())
+    assert loaded.shape == packed.shape and torch.equal(loaded.scale, scale)
+    assert repr(packed).startswith(f"PackedWeight(groups={groups}, n={n}, k={k}, float32 scale, ")
+
+
 def test_elements_lie_as_documented() -> None:
     weight = int8(35, 10)
     data = pack_weight(weight).data
@@ -138,6 +151,8 @@ def test_errors_of_packing() -> None:
         ((weight, torch.ones(20).half()), {}, TypeError, "weight_scale is a tensor of torch.float16"),
         ((weight, torch.ones(1, 20)), {}, ValueError, "weight_scale has shape (1, 20)"),
         ((weight,), {"shape": (33, 20)}, ValueError, "shape is (33, 20); accepted: (20, 33)"),
+        ((weight[None, None],), {}, ValueError, "weight has shape (1, 1, 20, 33); accepted: 2 dimensions; for groups"),
+        ((weight[None], torch.ones(20)), {}, ValueError, "weight_scale has shape (20,); accepted: (1, 20)"),
         ((nd_to_nz(weight),), {"layout": "nz", "shape": (50, 33)}, ValueError, "blocks of a 50 x 33 matrix"),
     ]
     for arguments, options, error, message in bad:

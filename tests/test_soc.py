@@ -19,7 +19,7 @@ from anyfuse._soc import PRODUCTS, Limits, product
 from anyfuse.formats import create_codebook
 
 EMA, LAZY, NORM = "apply_fused_ema_adamw", "lazy_adam", "add_rms_norm_dynamic_quant"
-ADAM8, MATMUL = "apply_adam_w_quant", "quant_matmul_dequant"
+ADAM8, MATMUL, GROUPED = "apply_adam_w_quant", "quant_matmul_dequant", "quant_grouped_matmul_dequant"
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 A2, A3, A5, P310, X90, K9030, ANY = (
     "Ascend910B",
@@ -63,6 +63,12 @@ FP32_MOMENTS = {"m": torch.ones(2, 8), "v": torch.ones(2, 8), "absmax_m": torch.
 def matmul(dtype: torch.dtype = F16, n: int = 16, k: int = 32, **changes: Any) -> dict[str, Any]:
     weight = torch.ones(n, k, dtype=torch.int8)
     return {"x": torch.ones(2, k, dtype=dtype), "weight": weight, "weight_scale": torch.ones(n), **changes}
+
+
+def grouped(dtype: torch.dtype = F16, n: int = 16, k: int = 32, **changes: Any) -> dict[str, Any]:
+    given = matmul(dtype, n, k)
+    weights = {name: torch.stack([given[name]] * 2) for name in ("weight", "weight_scale")}
+    return {**given, **weights, "group_list": torch.tensor([1, 2]), **changes}
 
 
 def per_tensor(scale: torch.Tensor, **changes: Any) -> dict[str, Any]:
@@ -190,6 +196,29 @@ ROWS: list[tuple[str, str, str, dict[str, Any], type[Exception] | None, str]] = 
     (MATMUL, P310, "x_scale (m,)", matmul(x_scale=torch.ones(2)), None, ""),
     (MATMUL, P310, "x_scale ()", per_tensor(torch.ones(())), None, ""),
     (MATMUL, P310, "int64 scales", per_tensor(ones(1, F16), weight_scale=INT64_SCALE), None, ""),
+    *((GROUPED, p, "fp16", grouped(), None, "") for p in (P310, ANY)),
+    *((GROUPED, p, "the operator", grouped(), ValueError, GROUPED) for p in (A2, A3, A5, X90, K9030)),
+    *((GROUPED, P310, f"{t}", grouped(t), TypeError, "x has") for t in (BF16, F32)),
+    (GROUPED, P310, "float32 output", grouped(out_dtype=F32), TypeError, "out_dtype"),
+    (GROUPED, P310, "bf16 smooth_scale", grouped(smooth_scale=ones(32, BF16)), TypeError, "smooth_scale"),
+    (GROUPED, P310, "one smooth_scale", grouped(smooth_scale=ones(32, F16)), None, ""),
+    (
+        GROUPED,
+        P310,
+        "two smooth_scales",
+        grouped(smooth_scale=torch.ones(2, 32, dtype=F16)),
+        ValueError,
+        "smooth_scale",
+    ),
+    (GROUPED, P310, "bias", grouped(bias=torch.ones(2, 16, dtype=torch.int32)), ValueError, "bias"),
+    (GROUPED, P310, "n 24", grouped(n=24), ValueError, "n is 24"),
+    (GROUPED, P310, "k 40", grouped(k=40), ValueError, "k is 40"),
+    (GROUPED, P310, "k 48", grouped(k=48), None, ""),
+    (GROUPED, P310, "FRACTAL_NZ", grouped(weight=torch.ones(2, 1, 1, 16, 32, dtype=torch.int8)), None, ""),
+    (GROUPED, P310, "(k, n)", grouped(n=32, transpose_weight=False), ValueError, "transpose_weight"),
+    (GROUPED, P310, "3 dimensions", grouped(x=torch.ones(1, 2, 32, dtype=F16)), ValueError, "x has"),
+    (GROUPED, P310, "x_scale (m, 1)", grouped(x_scale=torch.ones(2, 1)), ValueError, "x_scale"),
+    (GROUPED, P310, "x_scale (m,)", grouped(x_scale=torch.ones(2)), None, ""),
 ]
 
 

@@ -25,7 +25,7 @@ from anyfuse.formats import codebook
 DRAWS = {"lazy_adam": 90, "apply_adam_w_quant": 45}
 
 #: Elements that the interpreter takes in a reasonable time: a program of lazy_adam steps few of them.
-ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 15_000}
+ELEMENTS = {"lazy_adam": 10_000, "quant_matmul_dequant": 15_000, "quant_grouped_matmul_dequant": 20_000}
 
 
 def samples(spec: OpSpec) -> list[Sample]:

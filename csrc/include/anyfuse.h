@@ -270,6 +270,21 @@ ANYFUSE_API anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matm
  * anyfuse_target_current. */
 ANYFUSE_API int32_t anyfuse_quant_matmul_dequant_target(void);
 
+/* ---- quant_grouped_matmul_dequant: quant_matmul_dequant of groups of rows, each with weights of its own ---- */
+
+typedef struct anyfuse_quant_grouped_matmul_dequant_params {
+  size_t size;
+  /* All rows, m of them. weight, weight_scale (n) and bias (n) are those of each group, one after the other. */
+  const anyfuse_quant_matmul_dequant_params *matmul;
+  int64_t groups;
+  const int64_t *group_list; /* (groups) the end of each group's rows, ascending, at most m; outputs beyond are 0 */
+  int32_t own_smooth_scale;  /* 1: smooth_scale is (groups, k), 0: (k) */
+  int32_t reserved;
+} anyfuse_quant_grouped_matmul_dequant_params;
+
+ANYFUSE_API anyfuse_status
+anyfuse_quant_grouped_matmul_dequant(const anyfuse_quant_grouped_matmul_dequant_params *params);
+
 /* ---- apply_adam_w_quant: AdamW with moments of 8 bits, scaled block by block, for a list of tensors ---- */
 
 typedef struct anyfuse_apply_adam_w_quant_row {

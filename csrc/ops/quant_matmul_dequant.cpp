@@ -3,8 +3,10 @@
 //
 // Two loops: the rows of x become tiles of codes (core/dot.h), then every strip of 64 columns is multiplied with every
 // block of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that
-// are not packed are brought into panels there, block by block.
-#include "anyfuse.h"
+// are not packed are brought into panels there, block by block. Rows come in groups, each with a weight of its own; the
+// plain operator has one group, quant_grouped_matmul_dequant.cpp any number.
+#include "ops/quant_matmul_dequant.h"
+
 #include "core/dispatch.h"
 
 namespace anyfuse {
@@ -14,22 +16,30 @@ constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB
 
 constexpr int kTileRows = 6;  // as core/dot.h has it
 
-// Tiles of kTileRows rows, the last one shorter: full tiles are the fastest, and a short one costs little more than its
-// rows.
-struct RowTiles {
-  int64_t rows, count;
-  int64_t begin(int64_t tile) const { return tile * kTileRows < rows ? tile * kTileRows : rows; }
+// Consecutive rows that are multiplied with one weight, in tiles of kTileRows rows, the last one shorter: full tiles
+// are the fastest, and a short one costs little more than its rows. The tiles of a group are cut into blocks, and every
+// block with every strip of columns is a piece of work.
+struct RowGroup {
+  int64_t weight;  // its number
+  int64_t first, rows;
+  int64_t first_tile, tiles;
+  int64_t first_piece, blocks;
+
+  int64_t begin(int64_t tile) const { return first + (tile * kTileRows < rows ? tile * kTileRows : rows); }
 };
 
 // One call for a range of rows. A row's factor is what its outputs are multiplied with last.
 struct QuantMatmul {
-  anyfuse_quant_matmul_dequant_params p;
-  RowTiles tiles;
-  int64_t depth;           // k rounded up to whole steps
-  int64_t strips, blocks;  // of columns, of tiles
-  void *codes;             // rows * depth codes of the target's own type
-  float *factors;          // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
-  int32_t *sums;           // for each row: the sum of its codes
+  anyfuse_quant_matmul_dequant_params p;  // weight, weight_scale and bias are those of the groups, one after the other
+  const RowGroup *groups;                 // those that have rows
+  int64_t group_count;
+  int64_t weight_bytes;  // of one group
+  int64_t smooth_bytes;  // of one group; 0 where all share one smooth_scale
+  int64_t depth;         // k rounded up to whole steps
+  int64_t strips;        // of columns
+  void *codes;           // rows * depth codes of the target's own type
+  float *factors;        // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
+  int32_t *sums;         // for each row: the sum of its codes
 };
 
 }  // namespace anyfuse
@@ -37,6 +47,7 @@ struct QuantMatmul {
 #if defined(ANYFUSE_TARGET)  // ---- the kernels, once per target ----
 
 #include "core/dot.h"
+#include "core/panels.h"
 #include "core/tile.h"
 
 namespace {
@@ -44,10 +55,22 @@ namespace {
 using anyfuse::kStripColumns;
 using anyfuse::kStripPanels;
 using anyfuse::QuantMatmul;
+using anyfuse::RowGroup;
 
 static_assert(anyfuse::kTileRows == kDotRows, "one size of tiles");
 constexpr int kBlockSteps = 64;  // steps of k in a block: its weights are 16 KiB a strip, half of a usual L1
 constexpr int kStripLanes = kStripPanels * kDotPanelLanes;
+
+// The last of some groups whose `number` is not above the one looked for.
+ANYFUSE_INLINE const RowGroup &find_group(const RowGroup *groups, int64_t count, int64_t RowGroup::*number,
+                                          int64_t wanted) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (groups[middle].*number <= wanted ? low : high) = middle;
+  }
+  return groups[low];
+}
 
 // ---- quantization ----
 
@@ -169,7 +192,7 @@ ANYFUSE_INLINE float given_scale(const anyfuse_quant_matmul_dequant_params &p, i
 
 ANYFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
 
-ANYFUSE_INLINE void quantize_into(const QuantMatmul &args, int64_t row, int64_t rows, dot_code *to) {
+ANYFUSE_INLINE void quantize_into(const QuantMatmul &args, int64_t weight, int64_t row, int64_t rows, dot_code *to) {
   const auto &p = args.p;
   const bool device = p.convention == ANYFUSE_DEVICE;
   const char *x = static_cast<const char *>(p.x) + row * p.k * element_size(p.x_dtype);
@@ -178,7 +201,9 @@ ANYFUSE_INLINE void quantize_into(const QuantMatmul &args, int64_t row, int64_t 
     args.factors[row] = given_scale(p, row);
     return;
   }
-  const SmoothRow smooth = {x, p.smooth_scale, p.k, p.x_dtype, p.smooth_scale_dtype};
+  const char *factors = static_cast<const char *>(p.smooth_scale);
+  if (factors != nullptr) factors += weight * args.smooth_bytes;
+  const SmoothRow smooth = {x, factors, p.k, p.x_dtype, p.smooth_scale_dtype};
   const bool dynamic = p.x_scale == nullptr;
   const float scale = dynamic ? magnitude(smooth, device) / 127.0f : given_scale(p, row);
   const RowResult result = quantize_row(smooth, scale, device, rows, to);
@@ -188,121 +213,25 @@ ANYFUSE_INLINE void quantize_into(const QuantMatmul &args, int64_t row, int64_t 
   args.factors[row] = nan ? __builtin_nanf("") : included ? 1.0f : scale;
 }
 
-// ---- weights into panels ----
-
-typedef int8_t b16 __attribute__((vector_size(16)));
-typedef int16_t h8 __attribute__((vector_size(16)));
-typedef int32_t w4 __attribute__((vector_size(16)));
-
-// `count` bytes of a vector, the rest 0.
-ANYFUSE_INLINE b16 load_bytes(const int8_t *from, int64_t count) {
-  b16 v = {};
-  if (count >= 16)
-    memcpy(&v, from, 16);
-  else if (count > 0)
-    memcpy(&v, from, count);
-  return v;
-}
-
-// 16 values of k of 4 columns: column j at from + j·stride, of which `depth` are there; columns from `columns` on are
-// 0.
-template <bool whole>
-ANYFUSE_INLINE void pack_group(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
-  w4 r[4];
-  for (int i = 0; i < 4; ++i) r[i] = (w4)load_bytes(from + i * stride, whole ? 16 : i < columns ? depth : 0);
-  const w4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-  const w4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  const w4 step[4] = {__builtin_shufflevector(a, c, 0, 1, 4, 5), __builtin_shufflevector(a, c, 2, 3, 6, 7),
-                      __builtin_shufflevector(b, d, 0, 1, 4, 5), __builtin_shufflevector(b, d, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) memcpy(to + i * kDotLine, &step[i], 16);
-}
-
-// One panel of up to 16 columns from rows of k: column j at from + j·stride. Writes whole groups of 16 values of k.
-ANYFUSE_INLINE void pack_rows_of_k(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
-  for (int64_t line = 0; line < depth; line += 64)  // a cache line of a column at a time: columns may lie 4 KiB apart
-    for (int64_t j = 0; j < kDotPanel; j += 4) {
-      const int8_t *column = from + j * stride;
-      int8_t *group = to + 4 * j;
-      for (int i = 0; i < 4; ++i)  // the next block of k; no stream that the hardware would follow
-        if (j + i < columns) __builtin_prefetch(column + i * stride + line + kBlockSteps * kDotDepth, 0, 2);
-      const int64_t end = line + 64 < depth ? line + 64 : depth;
-      int64_t k = line;
-      if (j + 4 <= columns)
-        for (; k + 16 <= end; k += 16) pack_group<true>(column + k, stride, 4, 16, group + k * kDotPanel);
-      for (; k < end; k += 16) pack_group<false>(column + k, stride, columns - j, end - k, group + k * kDotPanel);
-    }
-}
-
-// 4 values of k of 16 columns: value i at from + i·stride, of which `depth` are there.
-template <bool whole>
-ANYFUSE_INLINE void pack_step(const int8_t *from, int64_t stride, int64_t columns, int64_t depth, int8_t *to) {
-  b16 r[4];
-  for (int i = 0; i < 4; ++i) r[i] = load_bytes(from + i * stride, whole ? 16 : i < depth ? columns : 0);
-#define ANYFUSE_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define ANYFUSE_HIGH(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-  const h8 a = (h8)ANYFUSE_LOW(r[0], r[1]), b = (h8)ANYFUSE_HIGH(r[0], r[1]);
-  const h8 c = (h8)ANYFUSE_LOW(r[2], r[3]), d = (h8)ANYFUSE_HIGH(r[2], r[3]);
-#undef ANYFUSE_LOW
-#undef ANYFUSE_HIGH
-  const h8 line[4] = {__builtin_shufflevector(a, c, 0, 8, 1, 9, 2, 10, 3, 11),
-                      __builtin_shufflevector(a, c, 4, 12, 5, 13, 6, 14, 7, 15),
-                      __builtin_shufflevector(b, d, 0, 8, 1, 9, 2, 10, 3, 11),
-                      __builtin_shufflevector(b, d, 4, 12, 5, 13, 6, 14, 7, 15)};
-  memcpy(to, line, sizeof line);
-}
-
-// One panel of up to 16 columns from rows of columns: value k at from + k·stride. Writes whole steps.
-ANYFUSE_INLINE void pack_rows_of_columns(const int8_t *from, int64_t stride, int64_t columns, int64_t depth,
-                                         int8_t *to) {
-  int64_t k = 0;
-  if (columns == kDotPanel)
-    for (; k + 4 <= depth; k += 4) pack_step<true>(from + k * stride, stride, 16, 4, to + k * kDotPanel);
-  for (; k < depth; k += 4) pack_step<false>(from + k * stride, stride, columns, depth - k, to + k * kDotPanel);
-}
-
-// Columns of `panel`, values [begin, begin + depth) of k; begin is a multiple of 256.
-ANYFUSE_INLINE void pack_panel(const anyfuse_quant_matmul_dequant_params &p, int64_t panel, int64_t begin,
-                               int64_t depth, int8_t *to) {
-  const int8_t *weight = static_cast<const int8_t *>(p.weight);
-  const int64_t j = panel * kDotPanel;
-  const int64_t columns = p.n - j < kDotPanel ? p.n - j : kDotPanel;
-  switch (p.weight_layout) {
-    case ANYFUSE_WEIGHT_NK:
-      return pack_rows_of_k(weight + j * p.k + begin, p.k, columns, depth, to);
-    case ANYFUSE_WEIGHT_KN:
-      return pack_rows_of_columns(weight + begin * p.n + j, p.n, columns, depth, to);
-    case ANYFUSE_WEIGHT_NZ_NK: {
-      const int64_t panels = (p.n + 15) / 16;
-      for (int64_t k = 0; k < depth; k += 32)
-        pack_rows_of_k(weight + ((begin + k) / 32 * panels + panel) * 512, 32, columns, depth - k < 32 ? depth - k : 32,
-                       to + k * kDotPanel);
-      return;
-    }
-    default: {  // ANYFUSE_WEIGHT_NZ_KN
-      const int64_t k_blocks = (p.k + 15) / 16;
-      for (int64_t k = 0; k < depth; k += 16)
-        pack_rows_of_columns(weight + (j / 32 * k_blocks + (begin + k) / 16) * 512 + j % 32, 32, columns,
-                             depth - k < 16 ? depth - k : 16, to + k * kDotPanel);
-    }
-  }
-}
-
 // ---- one strip of columns, one block of rows ----
 
 struct Strip {
+  const int8_t *weight;  // of the group, all columns
   int64_t column, columns;
   int panels;
   float scale[kStripColumns];
   double bias[kStripColumns];
 };
 
-ANYFUSE_INLINE Strip read_strip(const anyfuse_quant_matmul_dequant_params &p, int64_t index) {
+ANYFUSE_INLINE Strip read_strip(const QuantMatmul &args, int64_t weight, int64_t index) {
+  const auto &p = args.p;
   Strip strip;
+  strip.weight = static_cast<const int8_t *>(p.weight) + weight * args.weight_bytes;
   strip.column = index * kStripColumns;
   strip.columns = p.n - strip.column < kStripColumns ? p.n - strip.column : kStripColumns;
   strip.panels = static_cast<int>((strip.columns + kDotPanel - 1) / kDotPanel);
   for (int64_t j = 0; j < kStripColumns; ++j) {
-    const int64_t column = strip.column + (j < strip.columns ? j : 0);
+    const int64_t column = weight * p.n + strip.column + (j < strip.columns ? j : 0);
     const bool packed = p.weight_scale_dtype == ANYFUSE_INT64;
     const uint32_t low = packed ? static_cast<uint32_t>(static_cast<const int64_t *>(p.weight_scale)[column]) : 0;
     memcpy(&strip.scale[j],
@@ -350,45 +279,48 @@ ANYFUSE_INLINE DotAhead spread(const int8_t *weights, int panels, int64_t tiles)
   return ahead;
 }
 
-ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, int64_t first_tile, int64_t last_tile) {
+ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const RowGroup &group, const Strip &strip, int64_t block) {
   alignas(64) int32_t sums[anyfuse::kBlockTiles * kDotRows * kStripLanes];
   alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
   const auto &p = args.p;
-  const int64_t steps = args.depth / kDotDepth, first_row = args.tiles.begin(first_tile);
+  const int64_t first_tile = block * group.tiles / group.blocks, last_tile = (block + 1) * group.tiles / group.blocks;
+  const int64_t steps = args.depth / kDotDepth, first_row = group.begin(first_tile);
   const bool packed_weights = p.weight_layout == ANYFUSE_WEIGHT_PACKED;
   for (int64_t step = 0; step < steps; step += kBlockSteps) {
     const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
     const int64_t panel = strip.column / kDotPanel;
-    const int8_t *weights = static_cast<const int8_t *>(p.weight) + (panel * steps + step) * kDotLine;
+    const int8_t *weights = strip.weight + (panel * steps + step) * kDotLine;
     int64_t panel_bytes = steps * kDotLine;
     if (!packed_weights) {
       const int64_t k = step * kDotDepth, depth = p.k - k < kBlockSteps * kDotDepth ? p.k - k : kBlockSteps * kDotDepth;
       weights = packed;
       panel_bytes = kBlockSteps * kDotLine;
-      for (int i = 0; i < strip.panels; ++i) pack_panel(p, panel + i, k, depth, packed + i * panel_bytes);
+      const PlainWeight plain = {strip.weight, p.weight_layout, p.n, p.k};
+      for (int i = 0; i < strip.panels; ++i)
+        pack_panel(plain, panel + i, k, depth, kBlockSteps * kDotDepth, packed + i * panel_bytes);
     }
-    for (int group = 0; group < strip.panels; group += kDotGroup) {
+    for (int first = 0; first < strip.panels; first += kDotGroup) {
       DotWork work = {};
-      work.weights = weights + group * panel_bytes;
+      work.weights = weights + first * panel_bytes;
       work.panel_bytes = panel_bytes;
-      work.panels = strip.panels - group < kDotGroup ? strip.panels - group : kDotGroup;
+      work.panels = strip.panels - first < kDotGroup ? strip.panels - first : kDotGroup;
       work.steps = count;
       work.sum_stride = kStripLanes;
       work.add = step > 0;
-      const bool more = group + kDotGroup < strip.panels;
+      const bool more = first + kDotGroup < strip.panels;
       const int8_t *next = more ? work.weights + kDotGroup * panel_bytes : weights + kBlockSteps * kDotLine;
       if (packed_weights) work.ahead = spread(next, work.panels, last_tile - first_tile);
       for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-        const int64_t row = args.tiles.begin(tile);
-        const int rows = static_cast<int>(args.tiles.begin(tile + 1) - row);
+        const int64_t row = group.begin(tile);
+        const int rows = static_cast<int>(group.begin(tile + 1) - row);
         work.codes = static_cast<const dot_code *>(args.codes) + row * args.depth + step * rows * kDotDepth;
-        work.sums = sums + (row - first_row) * kStripLanes + group * kDotPanelLanes;
+        work.sums = sums + (row - first_row) * kStripLanes + first * kDotPanelLanes;
         dot_panels(rows, work);
       }
     }
   }
   if (steps == 0) memset(sums, 0, sizeof sums);
-  const int64_t last_row = args.tiles.begin(last_tile);
+  const int64_t last_row = group.begin(last_tile);
   for (int64_t row = first_row; row < last_row; ++row)
     dequantize_row(args, strip, row, sums + (row - first_row) * kStripLanes);
 }
@@ -398,19 +330,20 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const Strip &strip, 
 // Tiles [begin, end) of rows.
 ANYFUSE_KERNEL(quant_matmul_dequant_rows, QuantMatmul) {
   for (int64_t tile = begin; tile < end; ++tile) {
-    const int64_t first = args.tiles.begin(tile), last = args.tiles.begin(tile + 1);
+    const RowGroup &group = find_group(args.groups, args.group_count, &RowGroup::first_tile, tile);
+    const int64_t first = group.begin(tile - group.first_tile), last = group.begin(tile - group.first_tile + 1);
     dot_code *codes = static_cast<dot_code *>(args.codes) + first * args.depth;
     for (int64_t row = first; row < last; ++row)
-      quantize_into(args, row, last - first, codes + (row - first) * kDotDepth);
+      quantize_into(args, group.weight, row, last - first, codes + (row - first) * kDotDepth);
   }
 }
 
-// Pieces [begin, end): block by block, and within a block strip by strip.
+// Pieces [begin, end): group by group, in it block by block, and within a block strip by strip.
 ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
   for (int64_t piece = begin; piece < end; ++piece) {
-    const int64_t block = piece / args.strips;
-    const Strip strip = read_strip(args.p, piece % args.strips);
-    multiply_block(args, strip, block * args.tiles.count / args.blocks, (block + 1) * args.tiles.count / args.blocks);
+    const RowGroup &group = find_group(args.groups, args.group_count, &RowGroup::first_piece, piece);
+    const int64_t part = piece - group.first_piece;
+    multiply_block(args, group, read_strip(args, group.weight, part % args.strips), part / args.strips);
   }
 }
 
@@ -419,6 +352,7 @@ ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <type_traits>
 
 #include "core/parallel.h"
@@ -429,8 +363,10 @@ ANYFUSE_DISPATCH(quant_matmul_dequant, QuantMatmul)
 
 namespace {
 
+using anyfuse::GroupedRows;
 using anyfuse::kTileRows;
 using anyfuse::QuantMatmul;
+using anyfuse::RowGroup;
 using Params = anyfuse_quant_matmul_dequant_params;
 
 constexpr int64_t kMaxK = 131071;             // 131072 * 2^14 would not fit int32
@@ -464,7 +400,7 @@ anyfuse_status check_dtypes(const Params &p) {
   return ANYFUSE_OK;
 }
 
-anyfuse_status check_values(const Params &p) {
+anyfuse_status check_values(const Params &p, int64_t rows) {
   const bool per_tensor = p.quant_mode == ANYFUSE_PER_TENSOR;
   if (!per_tensor && p.quant_mode != ANYFUSE_PER_TOKEN) return ANYFUSE_INVALID_VALUE;
   if (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE) return ANYFUSE_INVALID_VALUE;
@@ -475,7 +411,7 @@ anyfuse_status check_values(const Params &p) {
     return p.smooth_scale != nullptr || per_tensor || p.x_scale == nullptr ? ANYFUSE_INVALID_VALUE : ANYFUSE_OK;
   }
   if (p.x_scale == nullptr) return ANYFUSE_OK;
-  for (int64_t i = 0; i < (per_tensor ? 1 : p.m); ++i) {
+  for (int64_t i = 0; i < (per_tensor ? 1 : rows); ++i) {
     const uint16_t half = p.x_scale_dtype == ANYFUSE_FLOAT16 ? static_cast<const uint16_t *>(p.x_scale)[i] : 0;
     const bool accepted = p.x_scale_dtype == ANYFUSE_FLOAT16 ? half <= 0x7c00 || half == 0x8000
                                                              : static_cast<const float *>(p.x_scale)[i] >= 0.0f;
@@ -484,60 +420,107 @@ anyfuse_status check_values(const Params &p) {
   return ANYFUSE_OK;
 }
 
-anyfuse_status check(const Params &p) {
-  if (p.m < 0 || p.n < 0 || p.k < 0 || p.k > kMaxK) return ANYFUSE_INVALID_SIZE;
+anyfuse_status check(const Params &p, const GroupedRows &groups) {
+  if (p.m < 0 || p.n < 0 || p.k < 0 || p.k > kMaxK || groups.count < 0) return ANYFUSE_INVALID_SIZE;
   if (anyfuse_status status = check_dtypes(p)) return status;
+  if (groups.count > 0 && groups.ends == nullptr) return ANYFUSE_INVALID_POINTER;
+  for (int64_t i = 0, before = 0; i < groups.count; before = groups.ends[i++])
+    if (groups.ends[i] < before || groups.ends[i] > p.m) return ANYFUSE_INVALID_VALUE;
   if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
-  if (p.out == nullptr || p.weight_scale == nullptr || (p.k > 0 && (p.x == nullptr || p.weight == nullptr)))
+  if (p.out == nullptr) return ANYFUSE_INVALID_POINTER;
+  const int64_t rows = groups.rows();
+  if (rows > 0 && (p.weight_scale == nullptr || (p.k > 0 && (p.x == nullptr || p.weight == nullptr))))
     return ANYFUSE_INVALID_POINTER;
-  return check_values(p);
+  return check_values(p, rows);
+}
+
+int64_t bytes_of_weight(const Params &p) {
+  switch (p.weight_layout) {
+    case ANYFUSE_WEIGHT_NZ_NK:
+      return divide_up(p.k, 32) * divide_up(p.n, 16) * 512;
+    case ANYFUSE_WEIGHT_NZ_KN:
+      return divide_up(p.n, 32) * divide_up(p.k, 16) * 512;
+    case ANYFUSE_WEIGHT_PACKED:
+      return divide_up(p.n, 16) * divide_up(p.k, 4) * 64;
+    default:
+      return p.n * p.k;
+  }
+}
+
+// The groups that have rows among [first, last), numbered from there on; returns how many.
+int64_t list_groups(const GroupedRows &groups, int64_t first, int64_t last, RowGroup *to) {
+  int64_t count = 0, tile = 0;
+  for (int64_t i = 0, begin = 0; i < groups.count; begin = groups.ends[i++]) {
+    const int64_t from = std::max(begin, first), rows = std::min(groups.ends[i], last) - from;
+    if (rows <= 0) continue;
+    to[count++] = {i, from - first, rows, tile, divide_up(rows, kTileRows), 0, 0};
+    tile += divide_up(rows, kTileRows);
+  }
+  return count;
+}
+
+// Cuts the groups into blocks of so many tiles at most; returns how many there are.
+int64_t cut(RowGroup *groups, int64_t count, int64_t tiles_in_block) {
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < count; ++i) blocks += groups[i].blocks = divide_up(groups[i].tiles, tiles_in_block);
+  return blocks;
 }
 
 // One range of rows.
-void run_rows(QuantMatmul &args, int32_t target) {
+void run_rows(QuantMatmul &args, RowGroup *groups, int32_t target) {
   const Params &p = args.p;
   const auto quantize = quant_matmul_dequant_rows_kernel_of(target);
   const auto multiply = quant_matmul_dequant_kernel_of(target);
-  args.tiles = {p.m, divide_up(p.m, kTileRows)};
-  const int64_t strips = divide_up(p.n, anyfuse::kStripColumns);
   // A block's codes stay in L2 while all strips pass. Weights that are packed on the way are packed once for each
   // block, so that it is then as large as may be.
   int64_t tiles_in_block = anyfuse::kBlockTiles;
   if (p.weight_layout == ANYFUSE_WEIGHT_PACKED)
     tiles_in_block = std::clamp(kCodesInCache / (kTileRows * kCodeBytes * std::max<int64_t>(1, args.depth)), kFewTiles,
                                 tiles_in_block);
-  while (tiles_in_block > kFewTiles && strips * divide_up(args.tiles.count, tiles_in_block) < kManyPieces)
-    tiles_in_block /= 2;
-  args.blocks = divide_up(args.tiles.count, tiles_in_block);
-  args.strips = strips;
+  int64_t blocks = cut(groups, args.group_count, tiles_in_block);
+  while (tiles_in_block > kFewTiles && args.strips * blocks < kManyPieces)
+    blocks = cut(groups, args.group_count, tiles_in_block /= 2);
+  for (int64_t i = 1; i < args.group_count; ++i)
+    groups[i].first_piece = groups[i - 1].first_piece + groups[i - 1].blocks * args.strips;
 
+  const RowGroup &last = groups[args.group_count - 1];
   const double rows = static_cast<double>(p.m), depth = static_cast<double>(p.k);
-  anyfuse::parallel_for(args.tiles.count, anyfuse::threads_for(rows * depth, kThreadQuantize, p.threads),
+  anyfuse::parallel_for(last.first_tile + last.tiles, anyfuse::threads_for(rows * depth, kThreadQuantize, p.threads),
                         [&](int64_t tile) { quantize(args, tile, tile + 1); });
-  const double work = (rows + kWeightReads) * static_cast<double>(p.n) * depth;
-  anyfuse::parallel_for(strips * args.blocks, anyfuse::threads_for(work, kThreadMatmul, p.threads),
+  const double reads = kWeightReads * static_cast<double>(args.group_count);
+  const double work = (rows + reads) * static_cast<double>(p.n) * depth;
+  anyfuse::parallel_for(args.strips * blocks, anyfuse::threads_for(work, kThreadMatmul, p.threads),
                         [&](int64_t piece) { multiply(args, piece, piece + 1); });
 }
 
-anyfuse_status run(const Params &p, int32_t target) {
-  if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
+// All rows of the groups, in ranges whose codes fit the memory that is set aside for them.
+anyfuse_status run_groups(const Params &p, const GroupedRows &groups, int32_t target) {
+  const int64_t all = groups.rows();
+  if (all == 0) return ANYFUSE_OK;
   QuantMatmul args = {};
   args.depth = divide_up(p.k, 4) * 4;
+  args.strips = divide_up(p.n, anyfuse::kStripColumns);
+  args.weight_bytes = bytes_of_weight(p);
+  args.smooth_bytes = groups.own_smooth_scale ? p.k * bytes_of(p.smooth_scale_dtype) : 0;
   const int64_t rows =
-      std::min(p.m, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
+      std::min(all, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
   const int64_t row_bytes = kCodeBytes * args.depth + sizeof(float) + sizeof(int32_t);
-  void *memory = std::aligned_alloc(64, divide_up(rows * row_bytes, 64) * 64);
+  const int64_t table_bytes = std::min(groups.count, all) * sizeof(RowGroup);
+  void *memory = std::aligned_alloc(64, divide_up(rows * row_bytes + table_bytes, 64) * 64);
   if (memory == nullptr) return ANYFUSE_OUT_OF_MEMORY;
   args.codes = memory;
   args.factors = reinterpret_cast<float *>(static_cast<char *>(memory) + rows * kCodeBytes * args.depth);
   args.sums = reinterpret_cast<int32_t *>(args.factors + rows);
-  for (int64_t first = 0; first < p.m; first += rows) {
+  RowGroup *table = reinterpret_cast<RowGroup *>(args.sums + rows);
+  args.groups = table;
+  for (int64_t first = 0; first < all; first += rows) {
     args.p = p;
-    args.p.m = std::min(rows, p.m - first);
+    args.p.m = std::min(rows, all - first);
     args.p.x = offset(p.x, first * p.k * bytes_of(p.x_dtype));
     args.p.out = offset(p.out, first * p.n * bytes_of(p.out_dtype));
     if (p.quant_mode == ANYFUSE_PER_TOKEN) args.p.x_scale = offset(p.x_scale, first * bytes_of(p.x_scale_dtype));
-    run_rows(args, target);
+    args.group_count = list_groups(groups, first, first + args.p.m, table);
+    run_rows(args, table, target);
   }
   std::free(memory);
   return ANYFUSE_OK;
@@ -560,7 +543,7 @@ bool answers_right(int32_t target) {
     p.x = x, p.weight = weight, p.weight_scale = ones, p.x_scale = ones, p.out = out;
     p.x_dtype = ANYFUSE_INT8;
     p.threads = 1;
-    if (run(p, target) != ANYFUSE_OK) return false;
+    if (run_groups(p, {1, &p.m, false}, target) != ANYFUSE_OK) return false;
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < kColumns; ++j) {
         int32_t sum = 0;
@@ -589,14 +572,23 @@ int32_t trusted_target() {
 
 }  // namespace
 
+anyfuse_status anyfuse::quant_matmul(const Params &p, const GroupedRows &groups) {
+  if (anyfuse_status status = check(p, groups)) return status;
+  const int32_t target = trusted_target();
+  if (target < 0) return ANYFUSE_NO_TARGET;
+  if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
+  if (anyfuse_status status = run_groups(p, groups, target)) return status;
+  const int64_t done = groups.rows(), row_bytes = p.n * bytes_of(p.out_dtype);
+  if (done < p.m) std::memset(offset(p.out, done * row_bytes), 0, (p.m - done) * row_bytes);
+  return ANYFUSE_OK;
+}
+
 extern "C" int32_t anyfuse_quant_matmul_dequant_target(void) { return trusted_target(); }
 
 extern "C" anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matmul_dequant_params *params) {
   Params p;
   if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
-  if (anyfuse_status status = check(p)) return status;
-  const int32_t target = trusted_target();
-  return target < 0 ? ANYFUSE_NO_TARGET : run(p, target);
+  return anyfuse::quant_matmul(p, {1, &p.m, false});
 }
 
 #endif

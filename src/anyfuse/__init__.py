@@ -15,6 +15,7 @@ from .ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant as add_rm
 from .ops.apply_adam_w_quant import apply_adam_w_quant_ as apply_adam_w_quant_
 from .ops.apply_fused_ema_adamw import apply_fused_ema_adamw_ as apply_fused_ema_adamw_
 from .ops.lazy_adam import lazy_adam_ as lazy_adam_
+from .ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant as quant_grouped_matmul_dequant
 from .ops.quant_matmul_dequant import quant_matmul_dequant as quant_matmul_dequant
 from .packed import PackedWeight as PackedWeight
 from .packed import pack_weight as pack_weight

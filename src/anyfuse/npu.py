@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formats.blocked import nz_to_nd
+from ._opspec import REGISTRY
 from .ops import _dispatch as d
 from .ops import add_rms_norm_dynamic_quant as norm
 from .ops import apply_fused_ema_adamw as ema
+from .ops import quant_grouped_matmul_dequant as grouped
 from .ops import quant_matmul_dequant as matmul
-from .packed import PackedWeight
 
 #: torch_npu's numbers of the y_dtypes that torch has no dtype for, and dtypes for the rest.
 _Y_DTYPES: dict[str, Any] = {
@@ -46,26 +46,50 @@ def apply_fused_ema_adamw(call: ema.Call) -> None:
 
 def quant_matmul_dequant(call: matmul.Call) -> Tensor:
     """By torch_npu's operator, whose weight is (n, k): other layouts are brought into that one first."""
-    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype, _ = call
-    d.require(x.dtype != torch.int8, "x is int8; accepted on an NPU: float16, which the operator quantizes itself")
-    n, k = weight_scale.shape[-1], x.shape[-1]
-    if packed:
-        weight = PackedWeight(weight, (n, k)).to_nd()
-    elif weight.dim() == 4:
-        weight = nz_to_nd(weight, (n, k) if transpose_weight else (k, n))
-    if not packed and not transpose_weight:
-        weight = weight.t().contiguous()
+    n, k = call.weight_scale.shape[-1], call.x.shape[-1]
     out: Tensor = import_module("torch_npu").npu_quant_matmul_dequant(
-        x.reshape(-1, k),
-        weight,
-        weight_scale.reshape(-1),
-        bias=bias,
-        x_scale=None if x_scale is None else x_scale.reshape(-1),
-        smooth_scale=smooth_scale,
-        quant_mode=quant_mode,
+        _float_rows(call.x),
+        matmul.plain_weight(call.weight, n, k, call.transpose_weight, bool(call.packed)).contiguous(),
+        call.weight_scale.reshape(-1),
+        **_options(call),
     )
-    out = out.reshape(*x.shape[:-1], n)
-    return out if out_dtype is None else out.to(out_dtype)
+    out = out.reshape(*call.x.shape[:-1], n)
+    return out if call.out_dtype is None else out.to(call.out_dtype)
+
+
+def quant_grouped_matmul_dequant(call: grouped.Call) -> Tensor:
+    """By torch_npu's operator, whose weights are (G, n, k), and which leaves rows that are no group's as they were."""
+    n, k = call.weight_scale.shape[-1], call.x.shape[-1]
+    smooth = call.smooth_scale
+    d.require(call.group_list.numel() > 0, "group_list is empty; accepted on an NPU: one group or more")
+    d.require(smooth is None or smooth.dim() == 1, "smooth_scale has 2 dimensions; accepted on an NPU: (k,)")
+    weight, rows = call.weight, _float_rows(call.x)
+    if call.packed or weight.dim() == 5:
+        each = (matmul.plain_weight(one, n, k, call.transpose_weight, bool(call.packed)) for one in weight)
+        weight = torch.stack(list(each))
+    elif not call.transpose_weight:
+        weight = weight.mT.contiguous()
+    out: Tensor = import_module("torch_npu").npu_quant_grouped_matmul_dequant(
+        rows, weight, call.weight_scale, call.group_list, **_options(call)
+    )
+    beyond = torch.arange(len(rows), device=rows.device) >= call.group_list[-1]
+    out = out.masked_fill(beyond[:, None], 0.0).reshape(*call.x.shape[:-1], n)
+    return out if call.out_dtype is None else out.to(call.out_dtype)
+
+
+def _float_rows(x: Tensor) -> Tensor:
+    d.require(x.dtype != torch.int8, "x is int8; accepted on an NPU: float16, which the operator quantizes itself")
+    return x.reshape(-1, x.shape[-1])
+
+
+def _options(call: matmul.Call | grouped.Call) -> dict[str, Any]:
+    x_scale = None if call.x_scale is None else call.x_scale.reshape(-1)
+    return {
+        "bias": call.bias,
+        "x_scale": x_scale,
+        "smooth_scale": call.smooth_scale,
+        "quant_mode": call.quant_mode,
+    }
 
 
 def add_rms_norm_dynamic_quant(call: norm.Call) -> norm.Results:
@@ -100,12 +124,16 @@ def _without(name: str) -> Any:
     return refuse
 
 
-def _register(name: str, record: type[Any], implementation: d.Implementation) -> None:
-    d.library.impl(name, lambda *arguments: implementation(record(*arguments)), "PrivateUse1")
+def _register(name: str) -> None:
+    """By the function of the operator's name here; where there is none, torch_npu has no such operator."""
+    module = import_module(f"anyfuse.ops.{name}")
+    schema_name = module.SCHEMA.partition("(")[0]
+    implementation = globals().get(name)
+    if implementation is None:
+        d.library.impl(schema_name, _without(schema_name), "PrivateUse1")
+    else:
+        d.library.impl(schema_name, lambda *arguments: implementation(module.Call(*arguments)), "PrivateUse1")
 
 
-_register("apply_fused_ema_adamw_", ema.Call, apply_fused_ema_adamw)
-_register("quant_matmul_dequant", matmul.Call, quant_matmul_dequant)
-_register("add_rms_norm_dynamic_quant", norm.Call, add_rms_norm_dynamic_quant)
-d.library.impl("apply_adam_w_quant_", _without("apply_adam_w_quant_"), "PrivateUse1")
-d.library.impl("lazy_adam_", _without("lazy_adam_"), "PrivateUse1")
+for _name in REGISTRY:
+    _register(_name)

@@ -18,28 +18,30 @@ COLUMNS, DEPTH = 16, 4  # columns of a panel, values of k in a step
 
 
 class PackedWeight:
-    """A weight matrix W[n, k] of int8, packed once, to be given to `quant_matmul_dequant` in place of a tensor.
+    """A weight matrix W[n, k] of int8, packed once, to be given to `quant_matmul_dequant` in place of a tensor; or one
+    for each of G groups, W[G, n, k], for `quant_grouped_matmul_dequant`.
 
     Made by `pack_weight`, or by `PackedWeight.from_state_tensors` from what `state_tensors` gave. It takes one byte a
     weight, and what rounds n up to a multiple of 16 and k to a multiple of 4.
 
     Attributes:
-        shape: (n, k), output and input features.
-        data: int8 (ceil(n/16), ceil(k/4), 16, 4): `data[i // 16, j // 4, i % 16, j % 4] = W[i, j]`, padding 0.
-        scale: the weights' scales, (n,) float32 or int64, or None.
+        shape: (n, k), output and input features; or (G, n, k).
+        data: int8 (ceil(n/16), ceil(k/4), 16, 4): `data[i // 16, j // 4, i % 16, j % 4] = W[i, j]`, padding 0; of
+            groups, one after the other, (G, ceil(n/16), ceil(k/4), 16, 4).
+        scale: the weights' scales, (n,) or (G, n), float32 or int64, or None.
     """
 
-    def __init__(self, data: Tensor, shape: tuple[int, int], scale: Tensor | None = None) -> None:
-        n, k = shape
-        blocks = packed_shape(n, k)
+    def __init__(self, data: Tensor, shape: tuple[int, ...], scale: Tensor | None = None) -> None:
+        blocks = packed_shape(*shape)
         if not isinstance(data, Tensor) or data.dtype != torch.int8:
             raise TypeError(f"data is {_kind(data)}; accepted: an int8 tensor")
         if tuple(data.shape) != blocks:
-            raise ValueError(f"data has shape {tuple(data.shape)}; accepted: {blocks}, for a weight of {n} x {k}")
+            size = " x ".join(map(str, shape))
+            raise ValueError(f"data has shape {tuple(data.shape)}; accepted: {blocks}, for a weight of {size}")
         if scale is not None:
-            _check_scale(scale, n)
+            _check_scale(scale, shape[:-1])
         self.data = data.contiguous()
-        self.shape = (n, k)
+        self.shape = tuple(shape)
         self.scale = scale
 
     @property
@@ -48,11 +50,11 @@ class PackedWeight:
         return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
     def to_nd(self) -> Tensor:
-        """The weights as they were: a contiguous (n, k) int8 tensor."""
-        n, k = self.shape
-        panels, steps = self.data.shape[:2]
-        padded = self.data.permute(0, 2, 1, 3).reshape(panels * COLUMNS, steps * DEPTH)
-        return padded[:n, :k].contiguous()
+        """The weights as they were: a contiguous int8 tensor, (n, k) or (G, n, k)."""
+        *groups, n, k = self.shape
+        panels, steps = self.data.shape[-4:-2]
+        padded = self.data.transpose(-3, -2).reshape(*groups, panels * COLUMNS, steps * DEPTH)
+        return padded[..., :n, :k].contiguous()
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """The same weights on another device; itself when they are there already."""
@@ -73,17 +75,19 @@ class PackedWeight:
         if unknown or not {"data", "shape"} <= tensors.keys():
             raise ValueError(f"tensors are named {sorted(tensors)}; accepted: data, shape and, optionally, scale")
         shape = tensors["shape"]
-        if shape.dtype != torch.int64 or tuple(shape.shape) != (2,):
-            raise ValueError(f"shape is {shape.dtype} of shape {tuple(shape.shape)}; accepted: int64 of shape (2,)")
-        n, k = shape.tolist()
-        if n < 0 or k < 0:
-            raise ValueError(f"shape is {(n, k)}; accepted: sizes of 0 or more")
-        return cls(tensors["data"], (n, k), tensors.get("scale"))
+        if shape.dtype != torch.int64 or tuple(shape.shape) not in ((2,), (3,)):
+            got = f"{shape.dtype} of shape {tuple(shape.shape)}"
+            raise ValueError(f"shape is {got}; accepted: int64 of shape (2,), or (3,) for groups")
+        sizes = tuple(shape.tolist())
+        if min(sizes) < 0:
+            raise ValueError(f"shape is {sizes}; accepted: sizes of 0 or more")
+        return cls(tensors["data"], sizes, tensors.get("scale"))
 
     def __repr__(self) -> str:
-        n, k = self.shape
+        *groups, n, k = self.shape
+        size = f"groups={groups[0]}, n={n}, k={k}" if groups else f"n={n}, k={k}"
         scale = "no scale" if self.scale is None else f"{str(self.scale.dtype).removeprefix('torch.')} scale"
-        return f"PackedWeight(n={n}, k={k}, {scale}, {self.nbytes} bytes, device={str(self.data.device)!r})"
+        return f"PackedWeight({size}, {scale}, {self.nbytes} bytes, device={str(self.data.device)!r})"
 
 
 def pack_weight(
@@ -94,16 +98,17 @@ def pack_weight(
     transpose_weight: bool = True,
     shape: tuple[int, int] | None = None,
 ) -> PackedWeight:
-    """Packs int8 weights for `quant_matmul_dequant`, once for all calls.
+    """Packs int8 weights for `quant_matmul_dequant` or `quant_grouped_matmul_dequant`, once for all calls.
 
     Args:
         weight: int8, any strides. Layout "nd": (n, k), or (k, n) with `transpose_weight=False`. Layout "nz":
-            (ceil(k/32), ceil(n/16), 16, 32), or (ceil(n/32), ceil(k/16), 16, 32).
-        weight_scale: (n,) float32 or int64, kept with the weights.
+            (ceil(k/32), ceil(n/16), 16, 32), or (ceil(n/32), ceil(k/16), 16, 32). One dimension more in front: the
+            weights of G groups.
+        weight_scale: (n,), or (G, n) for groups, float32 or int64, kept with the weights.
         layout: "nd" or "nz" (FRACTAL_NZ).
         transpose_weight: how the weight lies, as in `quant_matmul_dequant`.
-        shape: (n, k). Needed with layout "nz" where the blocks are padded; without it n is the length of weight_scale
-            and k what the blocks hold.
+        shape: (n, k), of each group. Needed with layout "nz" where the blocks are padded; without it n is the length of
+            weight_scale and k what the blocks hold.
 
     Returns:
         A `PackedWeight`; the tensors given may be freed.
@@ -116,6 +121,8 @@ def pack_weight(
         >>> import torch, anyfuse
         >>> anyfuse.pack_weight(torch.ones(32, 64, dtype=torch.int8), torch.ones(32))
         PackedWeight(n=32, k=64, float32 scale, 2176 bytes, device='cpu')
+        >>> anyfuse.pack_weight(torch.ones(8, 32, 64, dtype=torch.int8))
+        PackedWeight(groups=8, n=32, k=64, no scale, 16384 bytes, device='cpu')
     """
     if not isinstance(weight, Tensor) or weight.dtype != torch.int8:
         raise TypeError(f"weight is {_kind(weight)}; accepted: an int8 tensor")
@@ -123,49 +130,55 @@ def pack_weight(
         raise ValueError(f"layout is {layout!r}; accepted: 'nd', 'nz'")
     if weight_scale is not None:
         _check_scale(weight_scale, None)
-    matrix = weight if layout == "nd" else _from_blocks(weight, weight_scale, transpose_weight, shape)
-    if matrix.dim() != 2:
-        raise ValueError(f"weight has shape {tuple(weight.shape)}; accepted: 2 dimensions, or 4 with layout='nz'")
-    matrix = matrix if transpose_weight else matrix.t()
-    if shape is not None and tuple(shape) != tuple(matrix.shape):
-        raise ValueError(f"shape is {tuple(shape)}; accepted: {tuple(matrix.shape)}, what weight holds")
+    dims, accepted = (2, "2 dimensions") if layout == "nd" else (4, "(_, _, 16, 32), the blocks of layout 'nz'")
+    if weight.dim() not in (dims, dims + 1) or (layout == "nz" and tuple(weight.shape[-2:]) != (16, 32)):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; accepted: {accepted}; for groups one more in front")
+    n, k = _size(weight, weight_scale, layout, transpose_weight, shape)
+    sizes = (*weight.shape[:-dims], n, k)
     if weight_scale is not None:
-        _check_scale(weight_scale, matrix.shape[0])
-    return PackedWeight(_pack(matrix), (matrix.shape[0], matrix.shape[1]), weight_scale)
+        _check_scale(weight_scale, sizes[:-1])
+    data = torch.empty(packed_shape(*sizes), dtype=torch.int8, device=weight.device)
+    each = zip(weight, data, strict=True) if len(sizes) == 3 else [(weight, data)]
+    for one, packed in each:
+        matrix = nz_to_nd(one, (n, k) if transpose_weight else (k, n)) if layout == "nz" else one
+        _pack(matrix if transpose_weight else matrix.t(), packed)
+    return PackedWeight(data, sizes, weight_scale)
 
 
-def packed_shape(n: int, k: int) -> tuple[int, int, int, int]:
-    """The shape of the packed form of a weight of n x k."""
-    return (-(-n // COLUMNS), -(-k // DEPTH), COLUMNS, DEPTH)
+def packed_shape(*shape: int) -> tuple[int, ...]:
+    """The shape of the packed form of a weight of (n, k), or of (G, n, k)."""
+    *groups, n, k = shape
+    return (*groups, -(-n // COLUMNS), -(-k // DEPTH), COLUMNS, DEPTH)
 
 
-def _pack(matrix: Tensor) -> Tensor:
+def _pack(matrix: Tensor, packed: Tensor) -> None:
     n, k = matrix.shape
-    blocks = packed_shape(n, k)
-    words = torch.zeros(blocks[0] * COLUMNS, blocks[1], dtype=torch.int32, device=matrix.device)
+    panels, steps = packed.shape[:2]
+    words = torch.zeros(panels * COLUMNS, steps, dtype=torch.int32, device=matrix.device)
     words.view(torch.int8)[:n, :k] = matrix
-    steps = words.view(blocks[0], COLUMNS, blocks[1])  # a step of one column moves as one word
-    packed = torch.empty(blocks, dtype=torch.int8, device=matrix.device)
-    packed.view(torch.int32).squeeze(-1).copy_(steps.transpose(1, 2))
-    return packed
+    columns = words.view(panels, COLUMNS, steps)  # a step of one column moves as one word
+    packed.view(torch.int32).squeeze(-1).copy_(columns.transpose(1, 2))
 
 
-def _from_blocks(
-    weight: Tensor, weight_scale: Tensor | None, transpose_weight: bool, shape: tuple[int, int] | None
-) -> Tensor:
-    if weight.dim() != 4 or tuple(weight.shape[2:]) != (16, 32):
-        raise ValueError(f"weight has shape {tuple(weight.shape)}; accepted: (_, _, 16, 32), the blocks of layout 'nz'")
-    rows, columns = weight.shape[1] * 16, weight.shape[0] * 32
+def _size(
+    weight: Tensor, weight_scale: Tensor | None, layout: str, transpose_weight: bool, shape: tuple[int, int] | None
+) -> tuple[int, int]:
+    """n and k of a weight, or of each group's."""
+    nz = layout == "nz"
+    rows, columns = (weight.shape[-3] * 16, weight.shape[-4] * 32) if nz else weight.shape[-2:]
     n, k = (rows, columns) if transpose_weight else (columns, rows)
-    n, k = (n if weight_scale is None else weight_scale.shape[0], k) if shape is None else shape
-    return nz_to_nd(weight, (n, k) if transpose_weight else (k, n))
+    if nz:
+        return (n if weight_scale is None else weight_scale.shape[-1], k) if shape is None else shape
+    if shape is not None and tuple(shape) != (n, k):
+        raise ValueError(f"shape is {tuple(shape)}; accepted: {(n, k)}, what weight holds")
+    return n, k
 
 
-def _check_scale(scale: Tensor, n: int | None) -> None:
+def _check_scale(scale: Tensor, shape: tuple[int, ...] | None) -> None:
     if not isinstance(scale, Tensor) or scale.dtype not in (torch.float32, torch.int64):
         raise TypeError(f"weight_scale is {_kind(scale)}; accepted: a tensor of float32 or int64")
-    if scale.dim() != 1 or (n is not None and scale.shape[0] != n):
-        expected = "one dimension" if n is None else f"({n},), one scale for each output column"
+    if scale.dim() == 0 or (shape is not None and tuple(scale.shape) != shape):
+        expected = "one dimension" if shape is None else f"{shape}, one scale for each output column"
         raise ValueError(f"weight_scale has shape {tuple(scale.shape)}; accepted: {expected}")
 
 

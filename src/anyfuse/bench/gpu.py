@@ -38,9 +38,11 @@ from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
 from ..ops.lazy_adam import lazy_adam_
+from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
 from . import add_rms_norm_dynamic_quant as norm_bench
 from . import apply_adam_w_quant as adam8_bench
+from . import quant_grouped_matmul_dequant as grouped_bench
 from . import quant_matmul_dequant as matmul_bench
 
 SCHEMA_NAME = "anyfuse-bench-gpu/2"
@@ -211,6 +213,18 @@ def matmul(device: torch.device, m: int, size: int) -> Work:
     )  # fmt: skip
 
 
+def grouped(device: torch.device, m: int, groups: int, size: int) -> Work:
+    given = to_device(grouped_bench.tensors(grouped_bench.even(m, groups), size, size), device)
+    x = given["x"] = given["x"].to(torch.bfloat16)
+    plain = (given["weight"].float() * given["weight_scale"].unsqueeze(-1)).to(torch.bfloat16).mT
+    return Work(
+        "quant_grouped_matmul_dequant", f"bf16 dynamic, m = {m} evenly over {groups} experts, n = k = {size}",
+        lambda: quant_grouped_matmul_dequant(**given),
+        bytes=groups * size * size if m <= 16 * groups else None, operations=2 * m * size * size,
+        peers={"torch.bmm bf16": lambda: lambda: torch.bmm(x.view(groups, m // groups, size), plain)},
+    )  # fmt: skip
+
+
 def cases(device: torch.device, small: bool) -> list[tuple[str, Callable[[], Work]]]:
     """The operators and what makes their cases. `small`: to try them, not to time them."""
     size = 4096 if small else 64 * 2**20
@@ -224,6 +238,9 @@ def cases(device: torch.device, small: bool) -> list[tuple[str, Callable[[], Wor
     for m in (1, 16, 1024, 4096):
         shape = (min(m, 32), 64) if small else (m, 4096)
         result.append(("quant_matmul_dequant", partial(matmul, device, *shape)))
+    for m in (64, 4096):
+        sizes = (64, 8, 64) if small else (m, 8, 2048)
+        result.append(("quant_grouped_matmul_dequant", partial(grouped, device, *sizes)))
     return result
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
+from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
 from . import npu as npu
 from ._modules import not_provided, runtime_errors
@@ -148,10 +149,54 @@ def npu_quant_matmul_dequant(
         )
 
 
-_PROVIDED = (
-    "npu npu_add_rms_norm_dynamic_quant npu_apply_fused_ema_adamw npu_quant_matmul_dequant int4 hifloat8 float8_e5m2 "
-    "float8_e4m3fn"
-).split()
+def npu_quant_grouped_matmul_dequant(
+    x: Tensor,
+    quantized_weight: Tensor,
+    weight_scale: Tensor,
+    group_list: Tensor,
+    *,
+    bias: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    x_offset: Tensor | None = None,
+    smooth_scale: Tensor | None = None,
+    quant_mode: str = "pertoken",
+) -> Tensor:
+    """`npu_quant_matmul_dequant` of groups of rows, each with a weight of its own
+    (`anyfuse.quant_grouped_matmul_dequant`).
+
+    Args:
+        x: (m, k), sorted by group.
+        quantized_weight: (G, n, k) int8, or its FRACTAL_NZ blocks (G, ceil(k/32), ceil(n/16), 16, 32).
+        weight_scale: (G, n).
+        group_list: (G,) int64, the end of each group's rows.
+
+    Returns:
+        (m, n), of x's dtype; 0 in rows that are no group's.
+
+    Raises:
+        RuntimeError: arguments that are not accepted.
+    """
+    with runtime_errors():
+        if isinstance(x, Tensor) and x.dim() != 2:
+            raise ValueError(f"x has {x.dim()} dimensions; accepted: 2")
+        if x_offset is not None:
+            raise ValueError("x_offset is given; accepted: None")
+        return quant_grouped_matmul_dequant(
+            x,
+            quantized_weight,
+            weight_scale,
+            group_list,
+            bias=bias,
+            x_scale=x_scale,
+            smooth_scale=smooth_scale,
+            quant_mode=quant_mode,
+        )
+
+
+#: What has an official name here: functions and submodules that begin with "npu", and torch_npu's numbers.
+_PROVIDED = [
+    name for name, value in globals().items() if name.startswith("npu") or (type(value) is int and name[0] != "_")
+]
 
 
 def __getattr__(name: str) -> Any:

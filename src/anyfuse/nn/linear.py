@@ -57,8 +57,8 @@ class QuantLinear(nn.Module):
         super().__init__()
         if not isinstance(weight, PackedWeight):
             raise TypeError(f"weight is a {type(weight).__name__}; accepted: a PackedWeight")
-        if weight.scale is None or weight.scale.dtype != torch.float32:
-            raise ValueError(f"weight is {weight}; accepted: one with float32 scales")
+        if weight.scale is None or weight.scale.dtype != torch.float32 or len(weight.shape) != 2:
+            raise ValueError(f"weight is {weight}; accepted: one matrix with float32 scales")
         self.out_features, self.in_features = weight.shape
         self._vetted: _direct.Vetted | None = None
         for name, value, size in (("bias", bias, self.out_features), ("smooth_scale", smooth_scale, self.in_features)):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,18 +123,7 @@ def quant_matmul_dequant(
         >>> anyfuse.quant_matmul_dequant(x, weight, torch.tensor([0.5]))
         tensor([[192.2520]])
     """
-    d.require(x_offset is None, f"x_offset is a {type(x_offset).__name__}; accepted: None")
-    packed: tuple[int, ...] = ()
-    if isinstance(weight, PackedWeight):
-        packed = weight.shape
-        weight_scale = weight.scale if weight_scale is None else weight_scale
-        weight = weight.data
-    for name, value in (("x", x), ("weight", weight), ("weight_scale", weight_scale)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor")
-    for name, value in (("bias", bias), ("x_scale", x_scale), ("smooth_scale", smooth_scale)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor or None")
+    weight, weight_scale, packed = taken_apart(x, weight, weight_scale, bias, x_scale, x_offset, smooth_scale)
     return _op(
         x,
         weight,
@@ -150,12 +139,45 @@ def quant_matmul_dequant(
     )
 
 
-# ---- checks: dtypes, shapes and attributes; no value and no address ----
+# ---- checks: dtypes, shapes and attributes; no value and no address. The grouped operator shares them ----
+
+
+def taken_apart(
+    x: Any, weight: Any, weight_scale: Any, bias: Any, x_scale: Any, x_offset: Any, smooth_scale: Any
+) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Refuses arguments of another kind. Returns the weight as a tensor, its scale, and a PackedWeight's shape (of a
+    plain weight none)."""
+    d.require(x_offset is None, f"x_offset is a {type(x_offset).__name__}; accepted: None")
+    packed: tuple[int, ...] = ()
+    if isinstance(weight, PackedWeight):
+        packed = weight.shape
+        weight_scale = weight.scale if weight_scale is None else weight_scale
+        weight = weight.data
+    for name, value in (("x", x), ("weight", weight), ("weight_scale", weight_scale)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor")
+    for name, value in (("bias", bias), ("x_scale", x_scale), ("smooth_scale", smooth_scale)):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor or None")
+    return weight, weight_scale, packed
 
 
 def check(call: Call) -> tuple[int, int, int, torch.dtype]:
     """Refuses what the docstring does not list. Returns m, n, k and the output's dtype."""
-    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype, _ = call
+    return check_product(call, (), PROFILES)
+
+
+def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tuple[int, int, int, torch.dtype]:
+    """`check` of a record that has the arguments of `Call`. `groups`: what weight, weight_scale and bias have in front
+    of their dimensions here, nothing or the number of groups."""
+    x, weight, weight_scale, x_scale, smooth_scale = (
+        call.x,
+        call.weight,
+        call.weight_scale,
+        call.x_scale,
+        call.smooth_scale,
+    )
+    quant_mode, out_dtype = call.quant_mode, call.out_dtype
     if quant_mode not in MODES:
         raise ValueError(f"quant_mode is {quant_mode!r}; accepted: 'pertoken', 'pertensor'")
     d.require_tensor("x", x, (*d.FLOATS, torch.int8))
@@ -166,19 +188,21 @@ def check(call: Call) -> tuple[int, int, int, torch.dtype]:
     k = x.shape[-1]
     if k > MAX_K:
         raise ValueError(f"x has {k} columns; accepted: at most {MAX_K}, so that every sum fits 32 bits")
-    if weight_scale.dim() != 1 and (weight_scale.dim() != 2 or weight_scale.shape[0] != 1):
-        raise ValueError(
-            f"weight_scale has shape {tuple(weight_scale.shape)}; accepted: (n,), one for an output column"
+    if weight_scale.dim() == 0 or tuple(weight_scale.shape[:-1]) not in ((groups,) if groups else ((), (1,))):
+        accepted = (
+            f"({groups[0]}, n), one for an output column of each group" if groups else "(n,), one for an output column"
         )
+        raise ValueError(f"weight_scale has shape {tuple(weight_scale.shape)}; accepted: {accepted}")
     n = weight_scale.shape[-1]
-    _check_weight(weight, n, k, transpose_weight, packed)
+    _check_weight(weight, n, k, groups, call.transpose_weight, call.packed)
     m = math.prod(x.shape[:-1])
-    if bias is not None:
-        d.require_tensor("bias", bias, (torch.int32,))
-        d.require_shape("bias", bias, (n,), "one entry for an output column")
+    if call.bias is not None:
+        d.require_tensor("bias", call.bias, (torch.int32,))
+        d.require_shape("bias", call.bias, (*groups, n), "one entry for an output column")
     if smooth_scale is not None:
         d.require_tensor("smooth_scale", smooth_scale, d.FLOATS)
-        d.require_shape("smooth_scale", smooth_scale, (k,), "one factor for a column of x")
+        shape = (*groups, k) if smooth_scale.dim() > 1 else (k,)
+        d.require_shape("smooth_scale", smooth_scale, shape, "one factor for a column of x")
     _check_x_scale(x, x_scale, weight_scale, m, quant_mode)
     if x.dtype == torch.int8:
         d.require(smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already")
@@ -187,27 +211,32 @@ def check(call: Call) -> tuple[int, int, int, torch.dtype]:
     if dtype not in d.FLOATS:
         raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
     if restricted():
-        PROFILES.check(**{**call._asdict(), "out_dtype": dtype}, n=n, k=k)
+        profiles.check(**{**call._asdict(), "out_dtype": dtype}, n=n, k=k)
     return m, n, k, dtype
 
 
-def _check_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: list[int]) -> None:
+def _check_weight(
+    weight: Tensor, n: int, k: int, groups: tuple[int, ...], transpose_weight: bool, packed: list[int]
+) -> None:
     if packed:
-        if tuple(packed) != (n, k) or tuple(weight.shape) != packed_shape(n, k):
+        size = (*groups, n, k)
+        if tuple(packed) != size or tuple(weight.shape) != packed_shape(*size):
+            names = "(groups, n, k)" if groups else "(n, k)"
             raise ValueError(
-                f"weight is packed for (n, k) = {tuple(packed)} in blocks {tuple(weight.shape)}; accepted: {(n, k)} in "
-                f"{packed_shape(n, k)}, as weight_scale and x are"
+                f"weight is packed for {tuple(packed)} in blocks {tuple(weight.shape)}; accepted: {names} = {size} in "
+                f"{packed_shape(*size)}, as weight_scale and x are"
             )
         return
     expected: tuple[int, ...]
-    if weight.dim() == 4:
+    if weight.dim() == len(groups) + 4:
         expected = (-(-k // 32), -(-n // 16), 16, 32) if transpose_weight else (-(-n // 32), -(-k // 16), 16, 32)
     else:
         expected = (n, k) if transpose_weight else (k, n)
+    expected = (*groups, *expected)
     if tuple(weight.shape) != expected:
         raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; accepted: {expected}, as weight_scale has {n} entries and x {k} "
-            f"columns, with transpose_weight={transpose_weight}"
+            f"weight has shape {tuple(weight.shape)}; accepted: {expected}, as weight_scale has {n} columns and x {k}, "
+            f"with transpose_weight={transpose_weight}"
         )
 
 
@@ -338,7 +367,7 @@ def _cpu(call: Call) -> Tensor:
     x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, _, convention = call
     check_values(x, x_scale)
     if use_reference():
-        plain = _plain_weight(weight, n, k, transpose_weight, packed)
+        plain = plain_weight(weight, n, k, transpose_weight, bool(packed))
         rows = reference(
             x.reshape(m, k), plain, weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale,
             out_dtype=dtype, convention=convention,
@@ -346,7 +375,7 @@ def _cpu(call: Call) -> Tensor:
         return rows.reshape(*x.shape[:-1], n)
     out = torch.empty((*x.shape[:-1], n), dtype=dtype)
     # The copies of strided tensors are kept by these names until the call is over.
-    weight, layout = _ready_weight(weight, transpose_weight, packed)
+    weight, layout = ready_weight(weight, transpose_weight, packed)
     x, weight_scale = x.contiguous(), weight_scale.contiguous()
     bias, x_scale, smooth_scale = (t if t is None else t.contiguous() for t in (bias, x_scale, smooth_scale))
     run_native((m, n, k), x, weight, layout, weight_scale, bias, x_scale, smooth_scale, out, quant_mode, convention)
@@ -359,33 +388,42 @@ def run_native(
 ) -> None:  # fmt: skip
     """The native call on contiguous tensors that are checked already."""
     _native(
-        Params(
-            _core.sizeof(Params), *sizes,
-            x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
-            bias.data_ptr() if bias is not None else None,
-            x_scale.data_ptr() if x_scale is not None else None,
-            smooth_scale.data_ptr() if smooth_scale is not None else None,
-            out.data_ptr(),
-            number[x.dtype], number[weight_scale.dtype],
-            number[x_scale.dtype] if x_scale is not None else 0,
-            number[smooth_scale.dtype] if smooth_scale is not None else 0,
-            number[out.dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
-        )
+        native_params(sizes, x, weight, layout, weight_scale, bias, x_scale, smooth_scale, out, quant_mode, convention)
+    )
+
+
+def native_params(
+    sizes: tuple[int, int, int], x: Tensor, weight: Tensor, layout: int, weight_scale: Tensor, bias: Tensor | None,
+    x_scale: Tensor | None, smooth_scale: Tensor | None, out: Tensor, quant_mode: str, convention: str,
+) -> Params:  # fmt: skip
+    return Params(
+        _core.sizeof(Params), *sizes,
+        x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
+        bias.data_ptr() if bias is not None else None,
+        x_scale.data_ptr() if x_scale is not None else None,
+        smooth_scale.data_ptr() if smooth_scale is not None else None,
+        out.data_ptr(),
+        number[x.dtype], number[weight_scale.dtype],
+        number[x_scale.dtype] if x_scale is not None else 0,
+        number[smooth_scale.dtype] if smooth_scale is not None else 0,
+        number[out.dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
     )  # fmt: skip
 
 
-def _ready_weight(weight: Tensor, transpose_weight: bool, packed: list[int]) -> tuple[Tensor, int]:
-    """A contiguous weight and the name of its layout. A transposed view is the other orientation, and is not copied."""
+def ready_weight(weight: Tensor, transpose_weight: bool, packed: list[int]) -> tuple[Tensor, int]:
+    """A contiguous weight, or one of each group, and the name of its layout. A transposed view is the other
+    orientation, and is not copied."""
     if packed:
         return weight.contiguous(), LAYOUTS["packed"]
-    if weight.dim() == 4:
+    if weight.dim() >= 4:
         return weight.contiguous(), LAYOUTS["nz_nk" if transpose_weight else "nz_kn"]
-    if not weight.is_contiguous() and weight.t().is_contiguous():
-        return weight.t(), LAYOUTS["kn" if transpose_weight else "nk"]
+    if not weight.is_contiguous() and weight.mT.is_contiguous():
+        return weight.mT, LAYOUTS["kn" if transpose_weight else "nk"]
     return weight.contiguous(), LAYOUTS["nk" if transpose_weight else "kn"]
 
 
-def _plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: list[int]) -> Tensor:
+def plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: bool) -> Tensor:
+    """A weight as the matrix (n, k)."""
     if packed:
         return PackedWeight(weight, (n, k)).to_nd()
     shape = (n, k) if transpose_weight else (k, n)

@@ -1,4 +1,5 @@
-"""Calls of `quant_matmul_dequant`."""
+"""Calls of `quant_matmul_dequant`, and what those of the grouped operator share with them: `groups` is what weights,
+their scales and biases have in front of their dimensions, nothing or the number of groups."""
 
 from __future__ import annotations
 
@@ -19,32 +20,39 @@ from ..packed import pack_weight
 
 def draw(draw: Draw) -> Sample:
     m, n, k = _sizes(draw)
+    label, arguments = product(draw, (), m, n, k)
+    return Sample(f"m={m} n={n} k={k} {label}", arguments)
+
+
+def product(draw: Draw, groups: tuple[int, ...], m: int, n: int, k: int) -> tuple[str, dict[str, Any]]:
+    """A random call on m rows, and words for its kind."""
     lead = draw.choice(((m,), (m,), (m,), (1, m), (m, 1), (1, m, 1)))
     kind = draw.choice(("dynamic", "dynamic", "pertoken", "pertensor", "int64", "quantized"))
     x_dtype = torch.int8 if kind == "quantized" else draw.choice(d.FLOATS)
     if kind == "quantized":
-        x = _int8(draw, (*lead, k))
+        x = int8(draw, (*lead, k))
     else:
         x = draw.normal((*lead, k), x_dtype, draw.choice((1.0, 1.0, 1e-3, 100.0, 1e-38)))
         x = draw.special(x) if draw.chance(0.15) else x
         x[:1] = 0 if draw.chance(0.1) else x[:1]
     arguments: dict[str, Any] = {"x": draw.view(x, writable=False)}
-    scale = draw.normal((n,), scale=0.02).abs()
+    scale = draw.normal((*groups, n), scale=0.02).abs()
     scale = draw.special(scale) if draw.chance(0.1) else scale
     if kind == "int64":
         scale = pack_scale_int64(scale)
-    arguments |= _weight(draw, n, k, draw.view(scale, writable=False))
+    arguments |= _weight(draw, groups, n, k, draw.view(scale, writable=False))
     if draw.chance(0.4):
-        bias = draw.rng.integers(-(2**31) if draw.chance(0.3) else -5000, 2**31 if draw.chance(0.3) else 5000, n)
-        arguments["bias"] = draw.view(torch.from_numpy(bias).to(torch.int32), writable=False)
+        low, high = -(2**31) if draw.chance(0.3) else -5000, 2**31 if draw.chance(0.3) else 5000
+        bias = torch.from_numpy(draw.rng.integers(low, high, (*groups, n))).to(torch.int32)
+        arguments["bias"] = draw.view(bias, writable=False)
     if kind != "quantized" and draw.chance(0.4):
-        smooth = draw.normal((k,), draw.choice(d.FLOATS)).abs() + 0.1
+        smooth = draw.normal(draw.choice(((k,), (*groups, k))), draw.choice(d.FLOATS)).abs() + 0.1
         arguments["smooth_scale"] = draw.view(draw.special(smooth) if draw.chance(0.2) else smooth, writable=False)
     arguments |= _x_scale(draw, kind, m)
     if kind == "quantized" or draw.chance(0.4):
         arguments["out_dtype"] = draw.choice(d.FLOATS)
     arguments["convention"] = draw.choice(("formula", "device"))
-    return Sample(f"m={m} n={n} k={k} {kind} {x_dtype}", arguments)
+    return f"{kind} {x_dtype}", arguments
 
 
 def _sizes(draw: Draw) -> tuple[int, int, int]:
@@ -54,26 +62,27 @@ def _sizes(draw: Draw) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _int8(draw: Draw, shape: tuple[int, ...]) -> Tensor:
+def int8(draw: Draw, shape: tuple[int, ...]) -> Tensor:
     kind = draw.choice(("any", "any", "any", "lowest", "highest"))
     if kind != "any":
         return torch.full(shape, -128 if kind == "lowest" else 127, dtype=torch.int8)
     return torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8"))
 
 
-def _weight(draw: Draw, n: int, k: int, scale: Tensor) -> dict[str, Any]:
+def _weight(draw: Draw, groups: tuple[int, ...], n: int, k: int, scale: Tensor) -> dict[str, Any]:
     transpose = draw.chance(0.7)
-    weight = _int8(draw, (n, k) if transpose else (k, n))
+    weight = int8(draw, (*groups, n, k) if transpose else (*groups, k, n))
     layout = draw.choice(("nd", "nz", "packed", "packed with scale"))
     if layout.startswith("packed"):
         inside = layout == "packed with scale"
         packed = pack_weight(weight, scale if inside else None, transpose_weight=transpose)
         return {"weight": packed, "weight_scale": None if inside else scale}
     if layout == "nz":
-        garbage = torch.full((-(-weight.shape[0] // 16) * 16, -(-weight.shape[1] // 32) * 32), 127, dtype=torch.int8)
-        garbage[: weight.shape[0], : weight.shape[1]] = weight
-        weight = nd_to_nz(garbage)
-    if draw.chance(0.1):
+        rows, columns = weight.shape[-2:]
+        garbage = torch.full((*groups, -(-rows // 16) * 16, -(-columns // 32) * 32), 127, dtype=torch.int8)
+        garbage[..., :rows, :columns] = weight
+        weight = torch.stack([nd_to_nz(one) for one in garbage]) if groups else nd_to_nz(garbage)
+    if not groups and draw.chance(0.1):
         scale = scale.reshape(1, n)
     return {"weight": draw.view(weight), "weight_scale": scale, "transpose_weight": transpose}
 
@@ -96,13 +105,19 @@ def _x_scale(draw: Draw, kind: str, m: int) -> dict[str, Any]:
 def case_inputs(
     draw: Draw, sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
 ) -> dict[str, Tensor]:
+    return case_product(draw, (), sizes, dtype, attributes)
+
+
+def case_product(
+    draw: Draw, groups: tuple[int, ...], sizes: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
+) -> dict[str, Tensor]:
     m, k, n = sizes
     shape = (n, k) if attributes["transpose_weight"] else (k, n)
     return {
         "x": draw.normal((m, k), dtype),
-        "weight": torch.from_numpy(draw.rng.integers(-128, 128, shape, dtype="int8")),
-        "weight_scale": draw.normal((n,), scale=0.01).abs(),
-        "bias": torch.from_numpy(draw.rng.integers(-1000, 1000, n, dtype="int32")),
+        "weight": torch.from_numpy(draw.rng.integers(-128, 128, (*groups, *shape), dtype="int8")),
+        "weight_scale": draw.normal((*groups, n), scale=0.01).abs(),
+        "bias": torch.from_numpy(draw.rng.integers(-1000, 1000, (*groups, n), dtype="int32")),
         "x_scale": draw.normal((m if attributes["quant_mode"] == "pertoken" else 1,), scale=0.03).abs(),
         "smooth_scale": draw.normal((k,), dtype).abs(),
     }
@@ -115,55 +130,75 @@ def edges() -> Iterable[Sample]:
     shapes += [(m, n, k) for m in (1, 7) for n in (15, 16, 17, 64, 65) for k in (1, 4, 31, 255, 256, 257, 1027)]
     shapes += [(130, 65, 257), (127, 2100, 64), (1, 1027, 2880), (17, 300, 700)]
     for m, n, k in shapes:
-        x, weight = source.normal((m, k)), _int8(source, (n, k))
+        x, weight = source.normal((m, k)), int8(source, (n, k))
         arguments: dict[str, Any] = {"x": x, "weight_scale": source.normal((n,), scale=0.02)}
         yield Sample(f"nd, m={m} n={n} k={k}", {**arguments, "weight": weight})
         yield Sample(f"packed, m={m} n={n} k={k}", {**arguments, "weight": pack_weight(weight)})
 
 
 def bad_calls() -> Iterable[BadCall]:
+    yield from bad_products((), {})
+    n, k = 5, 8
+    call = {"x": torch.ones(3, k), "weight": torch.ones(n, k, dtype=torch.int8), "weight_scale": torch.ones(n)}
+    packed = pack_weight(torch.ones(2, n, k, dtype=torch.int8))
+    yield BadCall("weight packed in groups", {**call, "weight": packed}, ValueError, "weight")
+    for shape in ((n, 1), (1, 1, n)):
+        yield BadCall(
+            f"weight_scale of {shape}", {**call, "weight_scale": torch.ones(shape)}, ValueError, "weight_scale"
+        )
+
+
+def bad_products(groups: tuple[int, ...], more: dict[str, Any]) -> Iterable[BadCall]:
+    """Calls on 3 rows, n = 5 and k = 8; `more` goes along in each."""
     m, n, k = 3, 5, 8
+    columns, matrix = (*groups, n), (*groups, n, k)
 
     def call(**changes: Any) -> dict[str, Any]:
         return {
             "x": torch.ones(m, k),
-            "weight": torch.ones(n, k, dtype=torch.int8),
-            "weight_scale": torch.ones(n),
+            "weight": torch.ones(matrix, dtype=torch.int8),
+            "weight_scale": torch.ones(columns),
+            **more,
             **changes,
         }
 
     int8, half = torch.int8, torch.float16
-    int64 = {"weight_scale": torch.ones(n, dtype=torch.int64)}
+    int64 = {"weight_scale": torch.ones(columns, dtype=torch.int64)}
     one = {"x_scale": torch.ones(1), "quant_mode": "pertensor"}
     codes = {"x": torch.ones(m, k, dtype=int8), "x_scale": torch.ones(m), "out_dtype": torch.float32}
     kinds = {"x": x_types, "weight": weight_types, "weight_scale": scale_types, "bias": bias_types}
     for name, dtypes in kinds.items():
-        size = {"x": (m, k), "weight": (n, k)}.get(name, (n,))
+        size = {"x": (m, k), "weight": matrix}.get(name, columns)
         for dtype in dtypes:
             yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(size, dtype=dtype)}), TypeError, name)
         yield BadCall(f"{name} a list", call(**{name: [1.0]}), TypeError, name)
     yield BadCall("no weight_scale", call(weight_scale=None), TypeError, "weight_scale")
-    packed = pack_weight(torch.ones(n, k, dtype=int8))
+    packed = pack_weight(torch.ones(matrix, dtype=int8))
     yield BadCall("packed without a scale", call(weight=packed, weight_scale=None), TypeError, "weight_scale")
     yield BadCall("packed, other k", call(weight=packed, x=torch.ones(m, k - 1)), ValueError, "weight")
-    yield BadCall("packed, other n", call(weight=packed, weight_scale=torch.ones(n - 1)), ValueError, "weight")
+    yield BadCall("packed, other n", call(weight=packed, weight_scale=torch.ones(*groups, n - 1)), ValueError, "weight")
     yield BadCall("x_offset", call(x_offset=torch.ones(1)), ValueError, "x_offset")
     yield BadCall("x of 1 dimension", call(x=torch.ones(k)), ValueError, "x")
     yield BadCall(
-        "k too long", call(x=torch.ones(1, MAX_K + 1), weight=torch.ones(n, MAX_K + 1, dtype=int8)), ValueError, "x"
+        "k too long",
+        call(x=torch.ones(1, MAX_K + 1), weight=torch.ones(*groups, n, MAX_K + 1, dtype=int8)),
+        ValueError,
+        "x",
     )
     yield BadCall("weight the other way", call(transpose_weight=False), ValueError, "weight")
-    yield BadCall("weight of 3 dimensions", call(weight=torch.ones(1, n, k, dtype=int8)), ValueError, "weight")
-    yield BadCall("weight of wrong blocks", call(weight=torch.ones(1, 1, 32, 16, dtype=int8)), ValueError, "weight")
-    blocks = torch.ones(2, 1, 16, 32, dtype=int8)
+    yield BadCall("weight of a dimension more", call(weight=torch.ones(*matrix, 1, dtype=int8)), ValueError, "weight")
+    yield BadCall(
+        "weight of wrong blocks", call(weight=torch.ones(*groups, 1, 1, 32, 16, dtype=int8)), ValueError, "weight"
+    )
+    blocks = torch.ones(*groups, 2, 1, 16, 32, dtype=int8)
     yield BadCall("weight of too many blocks", call(weight=blocks), ValueError, "weight")
     yield BadCall("blocks the other way", call(weight=blocks, transpose_weight=False), ValueError, "weight")
     shape: tuple[int, ...]
-    for shape in ((n + 1,), (n, 1), (), (1, 1, n)):
+    for shape in ((*groups, n + 1), (), (7, n)):
         yield BadCall(f"weight_scale of {shape}", call(weight_scale=torch.ones(shape)), ValueError, "weight")
-    for shape in ((n + 1,), (1, n), ()):
+    for shape in ((*groups, n + 1), (1, n), ()):
         yield BadCall(f"bias of {shape}", call(bias=torch.ones(shape, dtype=torch.int32)), ValueError, "bias")
-    for shape in ((k + 1,), (1, k), (1,)):
+    for shape in ((k + 1,), (1, k), (1,), (*groups, k + 1)):
         yield BadCall(f"smooth_scale of {shape}", call(smooth_scale=torch.ones(shape)), ValueError, "smooth_scale")
     for dtype in (torch.float64, int8):
         smooth = torch.ones(k, dtype=dtype)

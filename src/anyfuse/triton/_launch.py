@@ -74,6 +74,16 @@ class Launch:
         return triton.compile(source, target=target, options=self.options())
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A launch to compile. `everywhere`: for all targets, otherwise for sm_90 only."""
+
+    operator: str
+    label: str
+    launch: Launch
+    everywhere: bool = False
+
+
 def _kind(value: Any) -> tuple[str, bool]:
     """The type of a kernel's argument and whether it is a multiple of 16, as Triton's launcher sees them."""
     if isinstance(value, Tensor):

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +20,21 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from .. import ops
+from .._opspec import REGISTRY
 from ..ops.add_rms_norm_dynamic_quant import _outputs
-from ..ops.quant_matmul_dequant import LAYOUTS
 from . import (
     add_rms_norm_dynamic_quant,
     apply_adam_w_quant,
     apply_fused_ema_adamw,
     lazy_adam,
-    quant_matmul_dequant,
 )
-from ._launch import Launch
-from .quant_matmul_dequant import Product
+from ._launch import Launch, Variant
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A launch to compile. `everywhere`: for all targets, otherwise for sm_90 only."""
-
-    operator: str
-    label: str
-    launch: Launch
-    everywhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,37 +179,19 @@ def _lazy() -> Iterator[Variant]:
     yield Variant(name, "fp32 on bf16, 300 columns, caught up, rounded by chance", summed)
 
 
-def _matmul() -> Iterator[Variant]:
-    def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
-        q, weight = (_ones(*shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
-        out = _ones(m, n, dtype=torch.bfloat16)
-        return Product(q, _ones(m), weight, LAYOUTS[layout], _ones(n), bias, out, m, n, k)
-
-    name = "quant_matmul_dequant"
-    x, q, smooth = _ones(8, 4096, dtype=torch.bfloat16), _ones(8, 4096, dtype=torch.int8), _ones(4096)
-    rows = quant_matmul_dequant.quantize_launch(x, smooth, None, q, _ones(8), "pertoken", "formula")
-    yield Variant(name, "bf16 rows, dynamic", rows, True)
-    x, q = _ones(8, 9000, dtype=torch.float16), _ones(8, 9008, dtype=torch.int8)
-    rows = quant_matmul_dequant.quantize_launch(x, None, _ones(8), q, _ones(8), "pertoken", "device")
-    yield Variant(name, "fp16 rows of 9000, device", rows)
-    for launch in product(256, 1024, 1024, "nk", None).tiled()[:3]:
-        tile = "×".join(str(launch.arguments[side]) for side in ("BM", "BN", "BK"))
-        yield Variant(name, f"(n, k), tile {tile}", launch, tile == "128×128×64")
-    uneven = product(100, 130, 300, "nz_nk", torch.ones(130, dtype=torch.int32))
-    yield Variant(name, "FRACTAL_NZ, uneven, bias", uneven.tiled()[0])
-    sums = torch.ones(1, 1024, dtype=torch.int32)
-    yield Variant(name, "one row, k split", product(1, 1024, 4096, "nk", None).split(sums)[0], True)
-    yield Variant(name, "one row, packed", product(1, 1024, 4096, "packed", None).split(sums)[0])
-    yield Variant(name, "one of one, (k, n)", product(1, 1, 1, "kn", None).split(sums)[0])
-    yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", None).scale(sums))
+#: Operators whose variants stand here; the others' are `variants` of their own modules.
+_HERE = {
+    "apply_fused_ema_adamw": _ema,
+    "add_rms_norm_dynamic_quant": _norm,
+    "apply_adam_w_quant": _adam8,
+    "lazy_adam": _lazy,
+}
 
 
 def variants() -> Iterator[Variant]:
-    yield from _ema()
-    yield from _norm()
-    yield from _adam8()
-    yield from _lazy()
-    yield from _matmul()
+    for name in REGISTRY:
+        own = _HERE.get(name)
+        yield from import_module(f"{__package__}.{name}").variants() if own is None else own()
 
 
 def resources(compiled: Any) -> Resources:

@@ -11,6 +11,7 @@ used as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _dispatch as d
-from ..ops.quant_matmul_dequant import LAYOUTS, Call, _ready_weight, check
-from ._launch import DTYPES, Launch, fastest
+from ..ops.quant_matmul_dequant import LAYOUTS, Call, check, ready_weight
+from ._launch import DTYPES, Launch, Variant, fastest
 from ._maths import magnitude_bits, narrow, widen
 
 #: Columns up to which a row of x stays in registers while it is quantized; elements of a program's rows.
@@ -39,10 +40,10 @@ SPLIT_TILES = ((8, 64, 128, 4, 4), (4, 64, 256, 4, 3), (16, 64, 128, 4, 4), (2, 
 
 
 @triton.jit
-def _values(x, smooth, start, column, mask, k):
+def _values(x, smooth, own, start, column, mask, k):
     value = widen(tl.load(x + start + column, mask, other=0.0))
     if smooth is not None:
-        value = value * widen(tl.load(smooth + column, column < k, other=1.0))
+        value = value * widen(tl.load(smooth + own + column, column < k, other=1.0))
     return value
 
 
@@ -81,7 +82,7 @@ def _code(value, scale, DEVICE: tl.constexpr):
 
 @triton.jit
 def quantize_kernel(
-    x, smooth, x_scale, q, factor, m, k, pitch,
+    x, smooth, group, x_scale, q, factor, m, k, pitch,
     DYNAMIC: tl.constexpr, PER_TENSOR: tl.constexpr, DEVICE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
@@ -89,10 +90,13 @@ def quantize_kernel(
     inside = (row < m)[:, None]
     start = (row * k)[:, None]
     to = (row * pitch)[:, None]
+    own = start * 0  # where a row's factors begin
+    if group is not None:
+        own = (tl.load(group + row, row < m, other=0) * k)[:, None]
     block = tl.arange(0, BLOCK)[None, :]
     if ONE:
         mask = inside & (block < k)
-        value = _values(x, smooth, start, block, mask, k)
+        value = _values(x, smooth, own, start, block, mask, k)
         largest = _seen(value, mask, DEVICE and DYNAMIC, x.dtype.element_ty)
         scale, kept = _row_scale(largest, x_scale, row, m, DYNAMIC, PER_TENSOR)
         tl.store(q + to + block, _code(value, scale, DEVICE), mask)
@@ -101,12 +105,12 @@ def quantize_kernel(
         largest = tl.zeros((ROWS,), tl.int32)
         for begin in range(0, k, BLOCK):
             mask = inside & (begin + block < k)
-            value = _values(x, smooth, start, begin + block, mask, k)
+            value = _values(x, smooth, own, start, begin + block, mask, k)
             largest = tl.maximum(largest, _seen(value, mask, DEVICE and DYNAMIC, x.dtype.element_ty))
         scale, kept = _row_scale(largest, x_scale, row, m, DYNAMIC, PER_TENSOR)
         for begin in range(0, k, BLOCK):
             mask = inside & (begin + block < k)
-            value = _values(x, smooth, start, begin + block, mask, k)
+            value = _values(x, smooth, own, start, begin + block, mask, k)
             tl.store(q + to + begin + block, _code(value, scale, DEVICE), mask)
         tl.store(factor + row, kept, row < m)
 
@@ -148,7 +152,7 @@ def _advance(start, n, k, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def _sums(
+def sums_of_tile(
     q, weight, row, column, m, n, k, pitch, begin, end,
     LAYOUT: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -170,7 +174,7 @@ def _sums(
 
 
 @triton.jit
-def _scaled(acc, bias, weight_scale, factor, row, column, m, n):
+def scaled(acc, bias, weight_scale, factor, row, column, m, n):
     """(fp32(acc + bias)·weight_scale)·factor."""
     if bias is not None:
         sums = (acc.to(tl.int64) + tl.load(bias + column, column < n, other=0).to(tl.int64)[None, :]).to(tl.float32)
@@ -188,7 +192,7 @@ def _scaled(acc, bias, weight_scale, factor, row, column, m, n):
 
 
 @triton.jit
-def _store(out, value, row, column, m, n, DTYPE: tl.constexpr):
+def store_tile(out, value, row, column, m, n, DTYPE: tl.constexpr):
     at = (row * n)[:, None] + column[None, :]
     tl.store(out + at, narrow(value, DTYPE), (row < m)[:, None] & (column < n)[None, :])
 
@@ -209,8 +213,8 @@ def matmul_kernel(
     tile_column = program % (GROUP * across) // height
     row = tile_row.to(tl.int64) * BM + tl.arange(0, BM)
     column = tile_column * BN + tl.arange(0, BN)
-    acc = _sums(q, weight, row, column, m, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK)
-    _store(out, _scaled(acc, bias, weight_scale, factor, row, column, m, n), row, column, m, n, DTYPE)
+    acc = sums_of_tile(q, weight, row, column, m, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK)
+    store_tile(out, scaled(acc, bias, weight_scale, factor, row, column, m, n), row, column, m, n, DTYPE)
 
 
 @triton.jit
@@ -222,7 +226,7 @@ def split_kernel(
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     begin = tl.program_id(1) * part
     end = tl.minimum(begin + part, k)
-    acc = _sums(q, weight, row, column, m, n, k, pitch, begin, end, LAYOUT, EVEN, BM, BN, BK)
+    acc = sums_of_tile(q, weight, row, column, m, n, k, pitch, begin, end, LAYOUT, EVEN, BM, BN, BK)
     at = (row * n)[:, None] + column[None, :]
     tl.atomic_add(sums + at, acc, (row < m)[:, None] & (column < n)[None, :], sem="relaxed")
 
@@ -235,7 +239,7 @@ def scale_kernel(
     column = tl.program_id(1) * BN + tl.arange(0, BN)
     at = (row * n)[:, None] + column[None, :]
     acc = tl.load(sums + at, (row < m)[:, None] & (column < n)[None, :], other=0)
-    _store(out, _scaled(acc, bias, weight_scale, factor, row, column, m, n), row, column, m, n, DTYPE)
+    store_tile(out, scaled(acc, bias, weight_scale, factor, row, column, m, n), row, column, m, n, DTYPE)
 
 
 # ---- launches ----
@@ -302,6 +306,18 @@ class Product:
         self.scale(sums).run()
 
 
+def quantized(call: Any, m: int, k: int, group: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The codes (m, at least k) and factors (m,) of a call whose tensors are contiguous, `Call` or the grouped one."""
+    rows, x_scale = call.x.view(m, k), call.x_scale
+    if rows.dtype == torch.int8:
+        return rows, x_scale.view(m)
+    pitch = max(-(-k // 16) * 16, 16)  # rows of q begin at multiples of 16 bytes
+    q = torch.empty(m, pitch, dtype=torch.int8, device=rows.device)
+    factor = torch.empty(m, dtype=torch.float32, device=rows.device)
+    quantize_launch(rows, call.smooth_scale, x_scale, q, factor, call.quant_mode, call.convention, group).run()
+    return q, factor
+
+
 def quantize_launch(
     x: Tensor,
     smooth_scale: Tensor | None,
@@ -310,8 +326,10 @@ def quantize_launch(
     factor: Tensor,
     quant_mode: str,
     convention: str,
+    group: Tensor | None = None,
 ) -> Launch:
-    """Quantizes the rows of x (m, k) into q and factor; all contiguous, but for the pitch of q's rows."""
+    """Quantizes the rows of x (m, k) into q and factor; all contiguous, but for the pitch of q's rows. `group`: which
+    row of smooth_scale (groups, k) belongs to each row of x, int64 (m,)."""
     m, k = x.shape
     one = k <= ONE_PASS
     block = max(triton.next_power_of_2(k), 16) if one else 4096
@@ -319,6 +337,7 @@ def quantize_launch(
     arguments = {
         "x": x,
         "smooth": smooth_scale,
+        "group": group,
         "x_scale": x_scale,
         "q": q,
         "factor": factor,
@@ -341,19 +360,38 @@ def run(call: Call) -> Tensor:
     out = torch.empty((*x.shape[:-1], n), dtype=dtype, device=x.device)
     if m == 0 or n == 0:
         return out
-    weight, layout = _ready_weight(call.weight, call.transpose_weight, call.packed)
+    weight, layout = ready_weight(call.weight, call.transpose_weight, call.packed)
     ready = d.with_contiguous(call._replace(weight=weight))
-    rows, x_scale = ready.x.view(m, k), ready.x_scale
-    if x.dtype == torch.int8:
-        assert x_scale is not None
-        q, factor = rows, x_scale.view(m)
-    else:
-        pitch = max(-(-k // 16) * 16, 16)  # rows of q begin at multiples of 16 bytes
-        q = torch.empty(m, pitch, dtype=torch.int8, device=x.device)
-        factor = torch.empty(m, dtype=torch.float32, device=x.device)
-        quantize_launch(rows, ready.smooth_scale, x_scale, q, factor, call.quant_mode, call.convention).run()
+    q, factor = quantized(ready, m, k)
     Product(q, factor, weight, layout, ready.weight_scale.view(n), ready.bias, out.view(m, n), m, n, k).run()
     return out
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
+        q, weight = (torch.ones(*shape, dtype=torch.int8) for shape in ((m, k), (n, k)))
+        out = torch.ones(m, n, dtype=torch.bfloat16)
+        return Product(q, torch.ones(m), weight, LAYOUTS[layout], torch.ones(n), bias, out, m, n, k)
+
+    name = "quant_matmul_dequant"
+    x, q, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(8, 4096, dtype=torch.int8), torch.ones(4096)
+    rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula")
+    yield Variant(name, "bf16 rows, dynamic", rows, True)
+    x, q = torch.ones(8, 9000, dtype=torch.float16), torch.ones(8, 9008, dtype=torch.int8)
+    rows = quantize_launch(x, None, torch.ones(8), q, torch.ones(8), "pertoken", "device")
+    yield Variant(name, "fp16 rows of 9000, device", rows)
+    for launch in product(256, 1024, 1024, "nk", None).tiled()[:3]:
+        tile = "×".join(str(launch.arguments[side]) for side in ("BM", "BN", "BK"))
+        yield Variant(name, f"(n, k), tile {tile}", launch, tile == "128×128×64")
+    uneven = product(100, 130, 300, "nz_nk", torch.ones(130, dtype=torch.int32))
+    yield Variant(name, "FRACTAL_NZ, uneven, bias", uneven.tiled()[0])
+    sums = torch.ones(1, 1024, dtype=torch.int32)
+    yield Variant(name, "one row, k split", product(1, 1024, 4096, "nk", None).split(sums)[0], True)
+    yield Variant(name, "one row, packed", product(1, 1024, 4096, "packed", None).split(sums)[0])
+    yield Variant(name, "one of one, (k, n)", product(1, 1, 1, "kn", None).split(sums)[0])
+    yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", None).scale(sums))
 
 
 assert tuple(LAYOUTS.values()) == (0, 1, 2, 3, 4)  # the numbers that `_weight_offset` knows

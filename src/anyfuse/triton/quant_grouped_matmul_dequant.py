@@ -1,0 +1,142 @@
+"""quant_grouped_matmul_dequant on GPUs. The mathematics is in `ops/quant_grouped_matmul_dequant.py`.
+
+Rows are quantized, tiles multiplied and sums scaled by the device functions of `quant_matmul_dequant`. A program of
+the grouped kernel finds its group in `group_list` on the device, so that nothing waits for it: there are as many
+programs as the rows may need at most, and those that are left over end at once. Ends are not looked at on the host; a
+group is held to the rows that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import _dispatch as d
+from ..ops.quant_grouped_matmul_dequant import Call, check
+from ..ops.quant_matmul_dequant import LAYOUTS, ready_weight
+from ._launch import DTYPES, Launch, Variant, fastest
+from .quant_matmul_dequant import quantize_launch, quantized, scaled, store_tile, sums_of_tile
+
+#: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
+#: may have few rows or many.
+TILES = ((16, 128, 128, 4, 4), (32, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 64, 8, 3), (16, 64, 256, 4, 3))
+
+
+@triton.jit
+def _rows_of(group_list, tile, m, groups, BM: tl.constexpr, GROUPS: tl.constexpr):
+    """The group that a tile of rows belongs to (`groups` for none), and its first row and the group's end."""
+    index = tl.arange(0, GROUPS)
+    end = tl.load(group_list + index, index < groups, other=0)
+    begin = tl.load(group_list + index - 1, (index > 0) & (index < groups), other=0)
+    begin = tl.minimum(tl.maximum(begin, 0), m)
+    end = tl.minimum(tl.maximum(end, begin), m)
+    tiles = ((end - begin + (BM - 1)) // BM).to(tl.int32)
+    before = tl.cumsum(tiles, 0) - tiles
+    group = tl.sum((before + tiles <= tile).to(tl.int32), 0)
+    mine = index == group
+    first = tl.sum(tl.where(mine, begin + (tile - before) * BM, 0), 0)
+    return group, first, tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit
+def grouped_kernel(
+    q, weight, weight_scale, bias, factor, group_list, out, m, n, k, pitch, groups, weight_size,
+    LAYOUT: tl.constexpr, EVEN: tl.constexpr, GROUPS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    # The columns' programs come first, so that neighbours read the same rows; all groups' weights pass once.
+    group, first, end = _rows_of(group_list, tl.program_id(1), m, groups, BM, GROUPS)
+    if group >= groups:
+        return
+    row = first + tl.arange(0, BM)
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    of_group = group.to(tl.int64)
+    acc = sums_of_tile(
+        q, weight + of_group * weight_size, row, column, end, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK
+    )
+    if bias is not None:
+        bias += of_group * n
+    value = scaled(acc, bias, weight_scale + of_group * n, factor, row, column, end, n)
+    store_tile(out, value, row, column, end, n, DTYPE)
+
+
+def launches(
+    call: Call, q: Tensor, factor: Tensor, weight: Tensor, layout: int, out: Tensor, m: int, n: int, k: int
+) -> list[Launch]:
+    """The candidates; the call's tensors are contiguous, and m and the number of groups are not 0."""
+    groups = call.group_list.shape[0]
+    result = []
+    for bm, bn, bk, warps, stages in TILES:
+        arguments: dict[str, Any] = {
+            "q": q,
+            "weight": weight,
+            "weight_scale": call.weight_scale,
+            "bias": call.bias,
+            "factor": factor,
+            "group_list": call.group_list,
+            "out": out,
+            "m": m,
+            "n": n,
+            "k": k,
+            "pitch": q.stride(0),
+            "groups": groups,
+            "weight_size": weight.numel() // groups,
+            "LAYOUT": layout,
+            "EVEN": n % bn == 0 and k % bk == 0,
+            "GROUPS": triton.next_power_of_2(groups),
+            "BM": bm,
+            "BN": bn,
+            "BK": bk,
+            "DTYPE": DTYPES[out.dtype],
+        }
+        tiles = triton.cdiv(m, bm) + groups - 1  # each group may leave one tile unfilled
+        result.append(Launch(grouped_kernel, (triton.cdiv(n, bn), tiles), arguments, warps, stages))
+    return result
+
+
+def run(call: Call) -> Tensor:
+    m, n, k, dtype = check(call)
+    groups = call.group_list.shape[0]
+    out = torch.zeros((*call.x.shape[:-1], n), dtype=dtype, device=call.x.device)  # rows of no group stay 0
+    if m == 0 or n == 0 or groups == 0:
+        return out
+    weight, layout = ready_weight(call.weight, call.transpose_weight, call.packed)
+    ready = d.with_contiguous(call._replace(weight=weight))
+    group = None
+    if call.smooth_scale is not None and call.smooth_scale.dim() == 2:
+        rows = torch.arange(m, device=out.device)
+        group = torch.searchsorted(ready.group_list, rows, right=True).clamp_(max=groups - 1)
+    q, factor = quantized(ready, m, k, group)
+    candidates = launches(ready, q, factor, weight, layout, out, m, n, k)
+    key = (triton.next_power_of_2(m), n, k, groups, layout, dtype, out.device)
+    fastest(key, candidates).run()
+    return out
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None) -> list[Launch]:
+        size = -(-n // 16) * -(-k // 32) * 512 if layout == "nz_nk" else n * k  # of 1024 x 1024, also when packed
+        x, weight = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(groups, size, dtype=torch.int8)
+        scale, ends = torch.ones(groups, n), torch.full((groups,), m)
+        call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
+        q, out = torch.ones(m, k, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
+        return launches(call, q, torch.ones(m), weight, LAYOUTS[layout], out, m, n, k)
+
+    name = "quant_grouped_matmul_dequant"
+    for i, launch in enumerate(grouped(64, 8, 1024, 1024, "packed", None)):
+        tile = "×".join(str(launch.arguments[side]) for side in ("BM", "BN", "BK"))
+        yield Variant(name, f"packed, tile {tile}", launch, i == 0)
+    uneven = grouped(100, 5, 130, 300, "nz_nk", torch.ones(5, 130, dtype=torch.int32))
+    yield Variant(name, "FRACTAL_NZ, uneven, bias", uneven[0])
+    yield Variant(name, "one of one, (k, n)", grouped(1, 1, 1, 1, "kn", None)[0])
+    x, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(3, 4096)
+    q, group = torch.ones(8, 4096, dtype=torch.int8), torch.zeros(8, dtype=torch.int64)
+    rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula", group)
+    yield Variant(name, "bf16 rows, smooth scales of each group", rows)
