@@ -144,7 +144,7 @@ def test_anyfuse_run_without_the_gpu_asked_for(
         monkeypatch.setattr(sys, "argv", ["anyfuse", "run", "--device", device, str(script)])
         with pytest.raises(SystemExit) as ended:
             main()
-        assert ended.value.code == 1 and capsys.readouterr().err == f"anyfuse: {says}\n"
+        assert ended.value.code == 2 and capsys.readouterr().err == f"anyfuse: {says}\n"
         assert not mark.exists() and compat.installed() is None
 
 

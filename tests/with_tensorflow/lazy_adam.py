@@ -1,7 +1,7 @@
 """mxRec's optimizer on variables of TensorFlow against the same steps on tensors of torch, bit for bit.
 
     pip install tensorflow-cpu
-    PYTHONPATH=src python tests/tensorflow/lazy_adam.py
+    PYTHONPATH=src python tests/with_tensorflow/lazy_adam.py
 
 A step of its own in the CI, for TensorFlow is large; the tests run `compare` and `refuses` with a stand-in for the few
 functions it takes.
