@@ -849,7 +849,7 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_lazy_adam_on_variables_of_tensorflow(tensorflow: Any, fused: bool) -> None:
-    script = runpy.run_path(str(ROOT / "tests" / "tensorflow" / "lazy_adam.py"))
+    script = runpy.run_path(str(ROOT / "tests" / "with_tensorflow" / "lazy_adam.py"))
     assert script["compare"](tensorflow, fused) == 4
     script["refuses"](tensorflow)
 

@@ -146,8 +146,11 @@ def specials(spec: OpSpec, arguments: dict[str, Any], draw: Draw) -> str:
     if tensor.is_floating_point():
         draw.special(flat)
     elif flat.numel():
-        info = torch.iinfo(tensor.dtype)
-        flat[draw.integer(0, flat.numel())] = draw.choice((info.min, info.max, 0, 1))
+        extremes = (0, 1)
+        if tensor.dtype != torch.bool:
+            info = torch.iinfo(tensor.dtype)
+            extremes = (info.min, info.max, 0, 1)
+        flat[draw.integer(0, flat.numel())] = draw.choice(extremes)
     return f"specials in {name}"
 
 
