@@ -38,7 +38,7 @@ class QuantLinear(nn.Module):
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit together; a weight without scales; a scale that is not positive.
 
-    Source: document 003, `npu_quant_matmul_dequant`.
+    Source: torch_npu's document of `npu_quant_matmul_dequant`.
     """
 
     weight: Tensor
