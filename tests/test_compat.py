@@ -61,7 +61,7 @@ def written(path: Path, text: str) -> str:
 
 def test_call_example_of_document(names: None, tmp_path: Path) -> None:
     after = execute(written(tmp_path / "example.py", CALL_OF_MINDSPEED), [])
-    # Operator file, E1. Its digits are those of the device's order; the formula's differ in the last ones.
+    # E1 of test_apply_fused_ema_adamw.py, in the order of the device; the formula's last digits differ.
     expected = {"var": 0.499999046, "m": 0.899959981, "v": 0.899935007, "s": 0.5}
     for name, value in expected.items():
         assert after[name].shape == (10, 10)
@@ -82,7 +82,7 @@ def test_usage_of_rec_sdk(names: None, tmp_path: Path) -> None:
     gradient = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.full((1, 8), 0.5), (3, 8))
     optimizer.apply_gradients([(gradient, table)])
     assert torch.equal(table[[0, 2]], torch.ones(2, 8))
-    assert torch.equal(table[1], torch.full((8,), 0.999000013))  # operator file, E2
+    assert torch.equal(table[1], torch.full((8,), 0.999000013))  # E2 of test_lazy_adam.py
     assert torch.equal(optimizer.get_slot(table, "m")[1], torch.full((8,), 0.05))  # 1 - beta is rounded once: E2's
     assert torch.equal(optimizer.get_slot(table, "v")[1], torch.full((8,), 0.00025))  # digits are the device's
 
