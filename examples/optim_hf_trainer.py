@@ -1,6 +1,6 @@
 """The optimizers in Hugging Face's Trainer: a tiny random model, an EMA of its weights, and evaluation with them.
 
-pip install anyfuse transformers accelerate
+pip install 'anyfuse[hf]'
 python examples/optim_hf_trainer.py
 """
 

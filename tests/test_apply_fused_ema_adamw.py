@@ -97,8 +97,8 @@ def test_worked_example_e7_bf16(convention: str) -> None:
 # ---- the document's expression ----
 
 
-def document_001(grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay, root):
-    """The expression printed in document 001, with the square root as an argument."""
+def document(grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay, root):
+    """The expression printed in the document, with the square root as an argument."""
     beta1_correction = 1 - torch.pow(beta1, step) * bias_correction
     beta2_correction = 1 - torch.pow(beta2, step) * bias_correction
     grad_ = grad + weight_decay * var * (1 - mode)
@@ -144,7 +144,7 @@ def test_document_expression_with_a_correct_root_is_equal_bit_for_bit(options: d
     rates = {"lr": 1e-2, "ema_decay": 0.999, "eps": 1e-8, **options}
     for step in steps[:20]:
         state = random_state(3001)
-        expected, _ = document_001(*state, torch.tensor([step]), **rates, root=d.correctly_rounded_sqrt)
+        expected, _ = document(*state, torch.tensor([step]), **rates, root=d.correctly_rounded_sqrt)
         for got, value in zip(step_(*state, step, **rates), expected, strict=True):
             assert torch.equal(got, value)
 
@@ -156,7 +156,7 @@ def test_document_expression_taken_literally_differs_by_roundings_only(options: 
     for step in agreeing_steps(options["beta1"], options["beta2"])[:20]:
         state = random_state(3001)
         old = state[1].clone()
-        (var, m, v, _), update = document_001(*state, torch.tensor([step]), **rates, root=lambda x: torch.pow(x, 0.5))
+        (var, m, v, _), update = document(*state, torch.tensor([step]), **rates, root=lambda x: torch.pow(x, 0.5))
         got_var, got_m, got_v, _ = step_(*state, step, **rates)
         assert torch.equal(got_m, m) and torch.equal(got_v, v)
         bound = 4 * 2.0**-24 * (old.double().abs() + rates["lr"] * update.double().abs())

@@ -207,6 +207,13 @@ def test_errors_of_the_system_name_the_file(workplace: Path, capfd: pytest.Captu
     assert "manifest.json" in capfd.readouterr().err
 
 
+def test_info_has_no_words_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"targets_available": ["base", "avx2"], "cuda": None, "cores": 2}
+    monkeypatch.setattr(cli, "machine", lambda: facts)
+    lines = [line.split() for line in invoke("info").stdout.splitlines()]
+    assert lines == [["targets", "available", "base,", "avx2"], ["cuda", "none"], ["cores", "2"]]
+
+
 def test_the_version() -> None:
     assert invoke("--version").stdout == f"anyfuse {anyfuse.__version__}\n"
 

@@ -23,8 +23,8 @@ from anyfuse.run import execute
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "ascend"
 
-# The call example of document 001, as it is printed there.
-CALL_OF_DOCUMENT_001 = """\
+# The call example of MindSpeed's document, as it is printed there.
+CALL_OF_MINDSPEED = """\
 import torch
 import torch_npu
 from mindspeed.ops.npu_apply_fused_ema_adamw import npu_apply_fused_ema_adamw
@@ -41,8 +41,8 @@ lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay= \
 var, m, v, s = npu_apply_fused_ema_adamw(grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, mode,
                                          bias_correction, weight_decay)"""
 
-# The usage lines of document 004, as they are printed there.
-USAGE_OF_DOCUMENT_004 = """\
+# The usage lines of Rec SDK's document, as they are printed there.
+USAGE_OF_REC_SDK = """\
 from mx_rec.optimizers.lazy_adam import create_hash_optimizer
 
 # 创建lazy_adam优化器时增加"use_fusion_optim=True"参数，表示使用融合算子实现。use_fusion_optim参数默认值为False。
@@ -59,9 +59,9 @@ def written(path: Path, text: str) -> str:
 # ---- the documents' examples, and scripts ----
 
 
-def test_call_example_of_document_001(names: None, tmp_path: Path) -> None:
-    after = execute(written(tmp_path / "example.py", CALL_OF_DOCUMENT_001), [])
-    # Operator file, E1. Its digits are those of the device's order; the formula's differ in the last ones.
+def test_call_example_of_document(names: None, tmp_path: Path) -> None:
+    after = execute(written(tmp_path / "example.py", CALL_OF_MINDSPEED), [])
+    # E1 of test_apply_fused_ema_adamw.py, in the order of the device; the formula's last digits differ.
     expected = {"var": 0.499999046, "m": 0.899959981, "v": 0.899935007, "s": 0.5}
     for name, value in expected.items():
         assert after[name].shape == (10, 10)
@@ -76,21 +76,19 @@ def test_call_example_of_document_001(names: None, tmp_path: Path) -> None:
         assert torch.equal(after[name], again[name])
 
 
-def test_usage_of_document_004(names: None, tmp_path: Path) -> None:
-    optimizer = execute(written(tmp_path / "example.py", USAGE_OF_DOCUMENT_004), [])["sparse_optimizer"]
+def test_usage_of_rec_sdk(names: None, tmp_path: Path) -> None:
+    optimizer = execute(written(tmp_path / "example.py", USAGE_OF_REC_SDK), [])["sparse_optimizer"]
     table = torch.ones(3, 8)
     gradient = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.full((1, 8), 0.5), (3, 8))
     optimizer.apply_gradients([(gradient, table)])
     assert torch.equal(table[[0, 2]], torch.ones(2, 8))
-    assert torch.equal(table[1], torch.full((8,), 0.999000013))  # operator file, E2
+    assert torch.equal(table[1], torch.full((8,), 0.999000013))  # E2 of test_lazy_adam.py
     assert torch.equal(optimizer.get_slot(table, "m")[1], torch.full((8,), 0.05))  # 1 - beta is rounded once: E2's
     assert torch.equal(optimizer.get_slot(table, "v")[1], torch.full((8,), 0.00025))  # digits are the device's
 
 
 def test_anyfuse_run_says_what_it_does(tmp_path: Path) -> None:
-    script = written(
-        tmp_path / "example.py", CALL_OF_DOCUMENT_001 + "\nimport sys\nprint(var[0, 0].item(), sys.argv)\n"
-    )
+    script = written(tmp_path / "example.py", CALL_OF_MINDSPEED + "\nimport sys\nprint(var[0, 0].item(), sys.argv)\n")
     environment = {**os.environ, "PYTHONPATH": str(Path(anyfuse.__file__).parents[1])}  # built or installed
     command = [sys.executable, "-m", "anyfuse", "run", "--device", "cpu", script, "--epochs", "3"]
     result = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 
-def document_001(
+def document(
     grad: Tensor, var: Tensor, m: Tensor, v: Tensor, s: Tensor, step: int, lr: float, decay: float, wd: float, mode: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The update rule of document 001, in float64."""
+    """The update rule of the document, in float64."""
     grad = grad + wd * var * (1 - mode)
     m = 0.9 * m + (1 - 0.9) * grad
     v = 0.999 * v + (1 - 0.999) * grad * grad
@@ -38,7 +38,7 @@ def test_fused_ema_adamw_follows_the_document(fused_ema_adamw: Any, use_num_upda
         for i in (0, 1):
             params[i].grad = torch.randn_like(params[i])
             decay = min(0.3, (1 + n) / (10 + n)) if use_num_updates else 0.3
-            mine[i] = document_001(params[i].grad.double(), *mine[i], n, 0.1, decay, 0.2, int(adam_w_mode))
+            mine[i] = document(params[i].grad.double(), *mine[i], n, 0.1, decay, 0.2, int(adam_w_mode))
         optimizer.step()
     assert torch.equal(optimizer.param_groups[0]["step"], torch.tensor([8])) and optimizer.num_updates == 8
     assert params[2] not in optimizer.state or not optimizer.state[params[2]]

@@ -62,7 +62,7 @@ def test_lazy_adam_without_ids_case_40(create_hash_optimizer: Any, fused: bool) 
 
 
 def test_lazy_adam_ways_differ_in_the_sign_of_v(create_hash_optimizer: Any) -> None:
-    for fused, stored in ((True, 0.499249995), (False, -0.499249995)):  # operator file, E4
+    for fused, stored in ((True, 0.499249995), (False, -0.499249995)):  # E4 of test_lazy_adam.py
         optimizer = create_hash_optimizer(use_fusion_optim=fused)
         table = torch.ones(3, 8)
         optimizer.apply_gradients([(sparse([1], torch.zeros(1, 8)), table)])

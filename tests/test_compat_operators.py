@@ -49,7 +49,7 @@ ONES = torch.ones(8).half()
 
 def test_add_rms_norm_absent_outputs_have_no_dimension(torch_npu: Any) -> None:
     y1, y2, x, scale1, scale2 = torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES)
-    assert torch.equal(y1, torch.tensor([[32, 32, 32, 127] * 2], dtype=torch.int8))  # operator file, E1
+    assert torch.equal(y1, torch.tensor([[32, 32, 32, 127] * 2], dtype=torch.int8))
     assert torch.equal(x, X1 + X2) and scale1.shape == (1,)
     assert y2.shape == scale2.shape == () and y2.dtype == torch.int8 and scale2.dtype == torch.float32
     masked = torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES, output_mask=[False, True])
@@ -80,7 +80,7 @@ def test_add_rms_norm_int4_in_words(torch_npu: Any) -> None:
 )
 def test_add_rms_norm_8_bit_floats(torch_npu: Any, name: str, dtype: torch.dtype, codes: list[int]) -> None:
     y1 = torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES, y_dtype=getattr(torch_npu, name))[0]
-    assert y1.dtype == dtype and y1.view(torch.uint8).tolist() == [codes * 2]  # operator file, E5
+    assert y1.dtype == dtype and y1.view(torch.uint8).tolist() == [codes * 2]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_quant_matmul_dequant(torch_npu: Any) -> None:
     scale = torch.full((16,), 0.5)
     out = torch_npu.npu_quant_matmul_dequant(x, weight, scale)
     assert out.dtype == torch.float16 and out.shape == (2, 16)
-    assert torch.equal(out[0, :2], torch.tensor([-0.11810303, 192.25]).half())  # operator file, E1
+    assert torch.equal(out[0, :2], torch.tensor([-0.11810303, 192.25]).half())  # E1 of test_quant_matmul_dequant.py
     fixed = torch_npu.npu_quant_matmul_dequant(x, weight, scale, x_scale=torch.tensor([0.01]), quant_mode="pertensor")
     assert torch.equal(fixed[0, :2], torch.tensor([0.23498535, 145.625]).half())  # E2
     for wrong, says in (

@@ -1,6 +1,7 @@
 """The modules of quantized inference: no transformers needed."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -268,6 +269,28 @@ def test_past_the_dispatcher_changed_weights_are_used_and_wrong_ones_refused() -
     norm.half()
     with pytest.raises(TypeError, match="gamma"):
         norm(x, x)
+
+
+@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda module: module.to("cpu", torch.bfloat16)])
+@pytest.mark.parametrize("act", ["dynamic", 0.05])
+def test_a_cast_leaves_the_scales_as_they_are(cast: Callable[[nn.Module], nn.Module], act: str | float) -> None:
+    """A whole model is cast at once, `model.half()`, quantized linears among its layers."""
+    layer = QuantLinear.from_float(linear(64, 32, bias=True), smooth_scale=torch.rand(64) + 0.5, act=act)
+    before = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+    layer(torch.randn(3, 64))
+    assert cast(nn.Sequential(layer))[0] is layer
+    after = dict(layer.named_buffers())
+    for name in before.keys() - {"bias"}:
+        assert after[name].dtype == before[name].dtype and torch.equal(after[name], before[name]), name
+    dtype = after["bias"].dtype
+    assert dtype in (torch.float16, torch.bfloat16)
+    x = torch.randn(3, 64).to(dtype)
+    product = anyfuse.quant_matmul_dequant(
+        x, layer.packed_weight, smooth_scale=layer.smooth_scale, x_scale=layer.x_scale,
+        quant_mode="pertoken" if act == "dynamic" else "pertensor", out_dtype=dtype,
+    )  # fmt: skip
+    assert torch.equal(layer(x), product + after["bias"])
+    assert layer.to("meta").weight_scale.is_meta  # a move is one, still
 
 
 def test_past_the_dispatcher_strides_are_read_right() -> None:

@@ -270,6 +270,9 @@ def test_a_run_and_its_history(tmp_path: Path) -> None:
 def test_files_that_are_no_results(tmp_path: Path) -> None:
     page = str(tmp_path / "page.html")
     (tmp_path / "other.json").write_text('{"schema": "other"}')
+    (tmp_path / "empty").mkdir()
+    run = invoke("bench", "--no-run", "--report", page, "--history", str(tmp_path / "empty"))
+    assert "empty holds none" in str(run.exception)
     run = invoke("bench", "--no-run", "--report", page, "--history", str(tmp_path / "other.json"))
     assert isinstance(run.exception, ValueError) and "other.json is no results file" in str(run.exception)
     (tmp_path / "good.json").write_bytes(FILES[0].read_bytes())

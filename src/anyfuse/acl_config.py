@@ -1,4 +1,4 @@
-"""Where the C face is: what a compiler, a linker and CMake need to build a program written for the aclnn calls.
+"""Where the C interface is: what a compiler, a linker and CMake need to build a program written for the aclnn calls.
 
 The package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_env.sh`). Its libraries `libascendcl.so`,
 `libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which stands beside
@@ -20,9 +20,9 @@ LIBRARY = LIBRARY_DIR / "libanyfuse_acl.so"
 
 
 def prefix() -> Path:
-    """The root of the prefix. OSError where the package was built without the C face (it exists on Linux)."""
+    """The root of the prefix. OSError where the package was built without the C interface (it exists on Linux)."""
     if not (PREFIX / "include" / "acl" / "acl.h").exists() or not LIBRARY.exists():
-        raise OSError(f"{PREFIX} is missing: this build of anyfuse has no C face; it is built on Linux")
+        raise OSError(f"{PREFIX} is missing: this build of anyfuse has no C interface; it is built on Linux")
     return PREFIX
 
 
@@ -49,7 +49,7 @@ def acl_config(
     root: Annotated[bool, typer.Option("--root", help="The prefix: use it as ASCEND_HOME_PATH.")] = False,
     json_: Json = False,
 ) -> None:
-    """Print what building against the C face (the aclnn calls on the CPU) takes.
+    """Print what building against the C interface (the aclnn calls on the CPU) takes.
 
     \b
     Examples:

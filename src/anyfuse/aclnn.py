@@ -1,4 +1,4 @@
-"""The two-phase calls in Python, on torch tensors and NumPy arrays, over the C face (`libanyfuse_acl`).
+"""The two-phase calls in Python, on torch tensors and NumPy arrays, over the C interface (`libanyfuse_acl`).
 
     size, executor = aclnn.aclnnLazyAdamGetWorkspaceSize(gradient, indices, m, v, var, lr, 0.9, 0.999, 1e-8)
     aclnn.aclnnLazyAdam(aclnn.workspace(size), size, executor)
@@ -98,7 +98,8 @@ class Described:
 class Executor:
     """What phase 1 plans and phase 2 runs. It runs once, unless it is made repeatable.
 
-    It keeps the tensors of its call alive, and gives back what the C face holds for it when it is done or forgotten.
+    It keeps the tensors of its call alive, and gives back what the C interface holds for it, when it is done or
+    forgotten.
     """
 
     def __init__(self, handle: int, arguments: Arguments) -> None:

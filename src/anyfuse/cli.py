@@ -14,7 +14,7 @@ import anyfuse
 
 from ._complete import products
 from ._console import Json, print_json, table
-from ._machine import machine
+from ._machine import machine, words
 from ._opspec import REGISTRY
 from ._soc import PRODUCTS, limits_on
 from .acl_config import acl_config
@@ -106,7 +106,7 @@ def info(
         return
     lines = Table(show_header=False, box=None)
     for name, value in facts.items():
-        lines.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+        lines.add_row(name.replace("_", " "), words(value))
     Console().print(lines)
 
 

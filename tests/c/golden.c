@@ -1,5 +1,6 @@
-/* Every operator through the C API on inputs made here, on every target that this CPU (or an emulator) runs and on
- * several threads: the bits of all results are those noted below.
+/* The operators through the C API on inputs made here (but for quant_grouped_matmul_dequant, which has a program of its
+ * own), on every target that this CPU (or an emulator) runs and on several threads: the bits of all results are those
+ * noted below.
  *
  * The notes are of the x86 library, which Python's tests hold against the reference bit for bit; this program carries
  * that to processors that have no torch. `c_golden print` prints new ones, for an operator whose numbers have changed.

@@ -76,7 +76,9 @@ def bench(
     before = read_runs(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))
     if report_file is not None and not run:
         if not before:
-            raise ValueError("--no-run needs results: name them by --history")
+            places = ", ".join(map(str, history or []))
+            found = f"{places} holds none" if places else "--history names none"
+            raise ValueError(f"--no-run needs results, and {found}; accepted: JSON that anyfuse bench --out wrote")
         write_page(report_file, before, _called())
         if json_:
             print_json({"report": str(report_file), "runs": len(before)})

@@ -1,4 +1,4 @@
-"""MindSpeed's AdamW with an EMA of the weights: the operator (document 001) and the optimizer above it."""
+"""MindSpeed's AdamW with an EMA of the weights: the operator, as documented, and the optimizer above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mxRec's lazy Adam for embedding tables (document 004): an optimizer in the style of TensorFlow, over torch tensors.
+"""mxRec's lazy Adam for embedding tables (Rec SDK): an optimizer in the style of TensorFlow, over torch tensors.
 
 `apply_gradients` takes pairs of a sparse gradient and its table. A gradient is a sparse COO tensor, as
 `torch.nn.Embedding(sparse=True)` gives it, or any object with `values` and `indices`, as tf.IndexedSlices has. Pairs of

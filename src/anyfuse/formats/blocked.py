@@ -25,7 +25,7 @@ def nd_to_nz(matrix: Tensor) -> Tensor:
         TypeError: not a tensor, or a dtype of another size.
         ValueError: not of 2 dimensions (a matrix that is NZ already has 4).
 
-    Source: spec of the Ascend formats (FRACTAL_NZ, format 29).
+    Source: the Ascend formats (FRACTAL_NZ, format 29).
     """
     c0 = _block_columns(matrix, "matrix")
     if matrix.dim() != 2:

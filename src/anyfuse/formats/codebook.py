@@ -1,4 +1,4 @@
-"""8-bit codebooks: ascending maps of 256 values, and tensors quantized block by block with them (document 000).
+"""8-bit codebooks, as `aclnnApplyAdamWQuant` takes: ascending maps of 256 values, and tensors quantized with them.
 
 Block b of a tensor, flattened in row-major order, holds the elements [b·block_size, (b + 1)·block_size); the last one
 may be shorter. With `absmax` the largest magnitude of the block, an element x is stored as the code of x/absmax, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +31,14 @@ class QuantLinear(nn.Module):
         x_scale: one positive float32 number (static quantization), or None (dynamic).
 
     Buffers: `weight` (the packed codes), `weight_scale`, `bias`, `smooth_scale`, `x_scale`; those of a linear without
-    them are None. Nothing is trainable.
+    them are None. Nothing is trainable. Scales stay float32 when a module is cast (`half()`, `to(torch.bfloat16)`): the
+    codes mean nothing but with the very scales that they were made with.
 
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit together; a weight without scales; a scale that is not positive.
 
-    Source: document 003, `npu_quant_matmul_dequant`.
+    Source: torch_npu's document of `npu_quant_matmul_dequant`.
     """
 
     weight: Tensor
@@ -125,6 +126,16 @@ class QuantLinear(nn.Module):
             smooth_scale=torch.ones(k) if smooth else None,
             x_scale=1.0 if static else None,
         )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
+        """What `to`, `half`, `cuda` and their like go through."""
+        before = {name: self._buffers[name] for name in ("weight_scale", "smooth_scale", "x_scale")}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, scale in before.items():
+            moved = self._buffers[name]
+            if scale is not None and moved is not None and moved.dtype != scale.dtype:
+                self._buffers[name] = scale.to(moved.device)
+        return self
 
     @property
     def packed_weight(self) -> PackedWeight:

@@ -77,7 +77,7 @@ class AddRMSNormQuant(_Norm):
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit, an epsilon below 0.
 
-    Source: document 003, `aclnnAddRmsNormDynamicQuantV2`.
+    Source: CANN's document of `aclnnAddRmsNormDynamicQuantV2`.
     """
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, QuantizedRows]:

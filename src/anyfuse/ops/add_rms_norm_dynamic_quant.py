@@ -1,4 +1,4 @@
-r"""Residual add, RMSNorm and dynamic per-row quantization in one pass (document 003, `aclnnAddRmsNormDynamicQuantV2`).
+r"""Residual add, RMSNorm and dynamic per-row quantization in one pass (CANN's `aclnnAddRmsNormDynamicQuantV2`).
 
 For each row of n elements, in fp32, every operation rounded once, in this order:
 

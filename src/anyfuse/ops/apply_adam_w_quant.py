@@ -1,4 +1,4 @@
-r"""AdamW whose moments are 8-bit codes, scaled block by block (document 000, `aclnnApplyAdamWQuant`).
+r"""AdamW whose moments are 8-bit codes, scaled block by block (CANN's `aclnnApplyAdamWQuant`).
 
 For each element, with step number t, in fp32, every operation rounded once, in this order:
 

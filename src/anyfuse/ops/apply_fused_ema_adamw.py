@@ -1,4 +1,4 @@
-r"""AdamW and an exponential moving average of the weights in one pass (document 001, `npu_apply_fused_ema_adamw`).
+r"""AdamW and an exponential moving average of the weights in one pass (MindSpeed's `npu_apply_fused_ema_adamw`).
 
 For each element, with step number t, in fp32, every operation rounded once, in this order:
 

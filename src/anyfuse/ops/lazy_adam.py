@@ -1,4 +1,4 @@
-r"""Adam for the rows of a table that a step names (document 004, LazyAdam of Rec SDK).
+r"""Adam for the rows of a table that a step names (LazyAdam of Rec SDK).
 
 The gradient holds n rows, `indices` the row of the table that each belongs to. Negative ids are skipped; the rows of
 one id are summed first, in fp32, in order of appearance, the sum starting from the first. Then, for each row j that was

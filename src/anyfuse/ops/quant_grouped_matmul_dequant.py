@@ -1,5 +1,5 @@
 r"""Rows in groups: each group quantized to int8, times the int8 weights of its own, back to float, in one call
-(document 003's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`).
+(torch_npu's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`).
 
 The rows of x are sorted by group (expert), and `group_list` holds the row at which each group ends. For every group i,
 with begin = group_list[i-1] (0 for the first) and end = group_list[i],

@@ -1,4 +1,4 @@
-r"""Rows quantized to int8, times int8 weights, back to float, in one pass (document 003, `npu_quant_matmul_dequant`).
+r"""Rows quantized to int8, times int8 weights, back to float, in one pass (torch_npu's `npu_quant_matmul_dequant`).
 
 For each row x of k values and each output column j with weights W[j], in fp32, every operation rounded once, in this
 order:

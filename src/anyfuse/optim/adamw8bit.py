@@ -14,7 +14,7 @@ from ._base import FusedOptimizer, Group, Run, State, check_flag, first_seed, se
 class AdamW8bit(FusedOptimizer):
     """AdamW whose moments are 8-bit codes with a scale for each block: a quarter of the memory of fp32 state.
 
-    The mathematics is that of `anyfuse.apply_adam_w_quant_` (document 000, `aclnnApplyAdamWQuant`), in its "formula"
+    The mathematics is that of `anyfuse.apply_adam_w_quant_` (CANN's `aclnnApplyAdamWQuant`), in its "formula"
     convention: torch.optim.AdamW up to the rounding of the moments.
 
     Args:

@@ -37,7 +37,7 @@ _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
 class EMAAdamW(FusedOptimizer):
     """AdamW and an exponential moving average (EMA) of the weights in one pass over the memory.
 
-    The mathematics is that of `anyfuse.apply_fused_ema_adamw_` (document 001, `npu_apply_fused_ema_adamw`); with
+    The mathematics is that of `anyfuse.apply_fused_ema_adamw_` (MindSpeed's `npu_apply_fused_ema_adamw`); with
     `state_bits=8` that of `anyfuse.apply_adam_w_quant_` with its EMA. The EMA of a parameter starts at the weights
     before its first step and moves with its steps; frozen parameters have none.
 

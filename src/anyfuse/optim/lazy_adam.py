@@ -51,7 +51,7 @@ class LazyAdam(FusedOptimizer):
     """Adam that steps the rows of a table that have a gradient, and those alone: its work does not grow with the table.
     Dense gradients in the same optimizer are steps of AdamW, by the same rule and in the same native call.
 
-    The mathematics is that of `anyfuse.lazy_adam_` (document 004, LazyAdam of Rec SDK) with its bias correction. Rows
+    The mathematics is that of `anyfuse.lazy_adam_` (LazyAdam of Rec SDK) with its bias correction. Rows
     are named by
 
     - sparse gradients (COO, coalesced or not), as `nn.Embedding(sparse=True)` and `nn.EmbeddingBag(sparse=True)` make

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from .._console import duration, short
+from .._machine import words
 from ..verify.files import Folder, text_writer
 
 
@@ -41,7 +42,7 @@ def _environment() -> Environment:
         loader=PackageLoader("anyfuse.report"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters |= {"short": short, "duration": duration, "percent": percent, "words": _words}
+    environment.filters |= {"short": short, "duration": duration, "percent": percent, "words": words}
     return environment
 
 
@@ -55,10 +56,3 @@ def percent(part: float, whole: float = 1.0) -> str:
     if share > 99.99:
         return ">99.99 %"
     return f"{share:.2f} %" if share < 1 or share > 99 else f"{share:.1f} %"
-
-
-def _words(value: Any) -> str:
-    """A fact of the machine, for people."""
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)
