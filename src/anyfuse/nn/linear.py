@@ -31,8 +31,8 @@ class QuantLinear(nn.Module):
         x_scale: one positive float32 number (static quantization), or None (dynamic).
 
     Buffers: `weight` (the packed codes), `weight_scale`, `bias`, `smooth_scale`, `x_scale`; those of a linear without
-    them are None. Nothing is trainable. Scales stay float32 when a module is cast (`half()`, `to(torch.bfloat16)`): the
-    codes mean nothing but with the very scales that they were made with.
+    them are None. Nothing is trainable, and no gradient passes through to x. Scales stay float32 when a module is cast
+    (`half()`, `to(torch.bfloat16)`): the codes mean nothing but with the very scales that they were made with.
 
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.

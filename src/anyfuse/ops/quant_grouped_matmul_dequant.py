@@ -117,6 +117,9 @@ def quant_grouped_matmul_dequant(
     Returns:
         (..., n): x's leading dimensions, then the output columns; 0 in rows from group_list's last end on.
 
+        Gradients: none reaches x, as it is quantized; a layer below does not learn through the product, and torch warns
+        of it in a backward.
+
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit together, a group_list that descends or ends beyond m, k > 131071, an unknown

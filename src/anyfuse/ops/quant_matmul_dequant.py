@@ -113,6 +113,9 @@ def quant_matmul_dequant(
     Returns:
         (..., n): x's leading dimensions, then the output columns.
 
+        Gradients: none reaches x, as it is quantized; a layer below does not learn through the product, and torch warns
+        of it in a backward.
+
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit together, k > 131071, an unknown mode, scales below 0 or NaN, x_offset given.
