@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import _core
 from .._settings import use_reference
 from ..formats import codebook as books
+from ..ops import _dispatch as d
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
@@ -190,7 +191,11 @@ class RowsPlan(Plan):
         block_size: int,
     ) -> None:
         super().__init__(op.Row, params, grads, states, FIELDS, _DTYPES)
+        self.block_size = block_size
         coded = [state["exp_avg"].dtype == torch.uint8 for state in states]
+        for param, state, has_codes in zip(params, states, coded, strict=True):
+            if has_codes:
+                _check_scales(param, state, block_size)
         self.rows["state_bits"] = [8 if has_codes else 32 for has_codes in coded]
         self.rows["seed"] = seeds
         pairs = zip(params, coded, strict=True)
@@ -223,6 +228,14 @@ class RowsPlan(Plan):
         heads = self.heads if heads is None else heads
         pairs = list(zip(tensors, heads, strict=True))
         return [t.view(-1)[h:] if h else t for t, h in pairs] + [t.view(-1)[:h] for t, h in pairs if h]
+
+
+def _check_scales(param: Tensor, state: State, block_size: int) -> None:
+    count = blocks.count(param, block_size)
+    for key in ("absmax_exp_avg", "absmax_exp_avg_sq"):
+        if key not in state:
+            raise ValueError(f"a state has codes and no {key}; accepted: states as `step` makes them")
+        d.require_shape(key, state[key], (count,), f"a scale for each {block_size} elements")
 
 
 def make_plan(
