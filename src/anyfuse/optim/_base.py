@@ -266,9 +266,10 @@ class Plan:
 
     Everything is checked when a plan is made. Later steps only compare whether it still holds (`holds`), and gather the
     addresses of gradients: the same parameters and state tensors at the same addresses (`tensor.data = ...` and
-    `share_memory_` move a tensor that stays the same object), dense gradients of the same dtypes and sizes. Parameters and gradients that are not contiguous pass through buffers of the plan. A
-    thousand small parameters are stepped in the time of a few hundred calls of Python for each of these questions, so
-    that each is asked once, by a `map` over all of them.
+    `share_memory_` move a tensor that stays the same object), dense gradients of the same dtypes and sizes. Parameters
+    and gradients that are not contiguous pass through buffers of the plan. A thousand small parameters are stepped in
+    the time of a few hundred calls of Python for each of these questions, so that each is asked once, by a `map` over
+    all of them.
 
     Args:
         row: the row struct of the operator.
