@@ -386,3 +386,12 @@ def test_buffers_that_a_module_no_longer_has_are_freed() -> None:
     left = [weakref.ref(buffer) for module in (layer, norm) for buffer in module.buffers()]
     layer.to("meta"), norm.to("meta")
     assert [reference() for reference in left] == [None] * len(left)
+
+
+def test_an_empty_linear_has_float32_scales_whatever_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = QuantLinear.empty(32, 64, smooth=True, static=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {buffer.dtype for buffer in layer.buffers()} == {torch.int8, torch.float32}

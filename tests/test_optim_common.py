@@ -328,6 +328,22 @@ def test_strided_data_of_another_shape_is_refused(make: Make) -> None:
     assert torch.equal(base, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_nothing(make: Make, dtype: torch.dtype) -> None:
+    """Scales of blocks are float32 whatever it is: the operator writes as many bytes."""
+    models, optimizers_ = [optimizers.model(), optimizers.model()], []
+    for model, default in zip(models, (torch.float32, dtype), strict=True):
+        optimizers_.append(make(model.parameters()))
+        for step in range(2):
+            give_gradients(model.parameters(), step)
+            torch.set_default_dtype(default)
+            try:
+                optimizers_[-1].step()
+            finally:
+                torch.set_default_dtype(torch.float32)
+    assert equal(*(model.parameters() for model in models)) and same(*map(snapshot, optimizers_))
+
+
 def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
     """Instead of scales beyond the end of those that the state has, or codes read as float32."""
     changes = [(AdamW8bit, {"block_size": 64}), (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32})]

@@ -119,9 +119,9 @@ class QuantLinear(_direct.Vetting):
         """A linear of n outputs and k inputs with room for numbers to be loaded, all zero (scales one)."""
         data = torch.zeros(packed.packed_shape(n, k), dtype=torch.int8)
         return cls(
-            PackedWeight(data, (n, k), torch.ones(n)),
+            PackedWeight(data, (n, k), torch.ones(n, dtype=torch.float32)),
             None if bias is None else torch.zeros(n, dtype=bias),
-            smooth_scale=torch.ones(k) if smooth else None,
+            smooth_scale=torch.ones(k, dtype=torch.float32) if smooth else None,
             x_scale=1.0 if static else None,
         )
 

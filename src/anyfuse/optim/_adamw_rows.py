@@ -65,7 +65,7 @@ def new_state(group: Group, param: Tensor) -> State:
     for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
         state[key] = _zeros(mine, torch.uint8).fill_(_code_of_zero(qmap))
     count = blocks.count(param, group["block_size"])
-    return state | {f"absmax_{key}": torch.zeros(count) for key in ("exp_avg", "exp_avg_sq")}
+    return state | {f"absmax_{key}": torch.zeros(count, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")}
 
 
 def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,7 +73,7 @@ def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _code_of_zero(qmap: Tensor) -> int:
-    return int(books.encode(torch.zeros(1), qmap))
+    return int(books.encode(torch.zeros_like(qmap[:1]), qmap))
 
 
 def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
@@ -272,8 +272,9 @@ native = _core.function("apply_adam_w_quant", op.Params)
 def _run_operator(plan: RowsPlan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
     """The same by the public operator, whose backend may be the reference."""
     scales = [int(head > 0) for head in plan.heads]
+    none = torch.zeros(0, dtype=torch.float32)
     lists: dict[str, Any] = {
-        field: plan.cut([state.get(key, torch.zeros(0)) for state in plan.states], scales if "absmax" in key else None)
+        field: plan.cut([state.get(key, none) for state in plan.states], scales if "absmax" in key else None)
         for field, key in FIELDS.items()
         if field != "s" or key in plan.states[0]
     }
