@@ -310,6 +310,32 @@ def test_a_state_of_another_dtype_is_refused(make: Make, key: str) -> None:
     assert equal(model.parameters(), before)
 
 
+def test_a_state_that_was_looked_at_before_the_first_step_is_saved_and_loaded(make: Make) -> None:
+    """`optimizer.state` makes an empty state for a parameter that it is asked for."""
+    model, other = optimizers.model(), optimizers.model()
+    one, two = make(model.parameters()), make(other.parameters())
+    assert one.state[model[0].weight].get("step") is None
+    two.load_state_dict(snapshot(one))
+    train(model, one, range(2))
+    train(other, two, range(2))
+    assert equal(model.parameters(), other.parameters())
+
+
+def test_data_of_another_shape_at_the_same_address_is_refused(make: Make) -> None:
+    weight = nn.Parameter(torch.ones(96, 64))
+    optimizer = make([weight])
+    for _ in range(2):
+        weight.grad = torch.ones(96, 64)
+        optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = None
+    weight.data = weight.data.view(64, 96)
+    weight.grad = torch.ones(64, 96)
+    with pytest.raises(ValueError, match="exp_avg has shape"):
+        optimizer.step()
+    assert torch.equal(weight.view(96, 64), before)
+
+
 def test_strided_data_of_another_shape_is_refused(make: Make) -> None:
     """At the same address, and of as many elements: the state is of the old shape."""
     base = torch.ones(64, 96)

@@ -29,7 +29,7 @@ State = dict[str, Any]
 Run = Callable[[], None]
 
 _grad_of, _dtype_of, _layout_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("layout")
-_nbytes_of = attrgetter("nbytes")
+_shape_of = attrgetter("shape")
 _NoneType = type(None)
 _CPU = torch.device("cpu")
 _STRIDED = frozenset([torch.strided])
@@ -186,7 +186,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _saved(self, packed: dict[str, Any]) -> dict[str, Any]:
         pairs = [(group, param) for group in self.param_groups for param in group["params"]]
         states = {
-            key: self._saved_state(*pairs[key], state) if isinstance(key, int) else state
+            key: self._saved_state(*pairs[key], state) if isinstance(key, int) and state else state
             for key, state in packed["state"].items()
         }
         return {**packed, "state": states}
@@ -298,11 +298,10 @@ class Plan:
         in_place = [("a parameter", self.params), ("an optimizer state", tensors)]
         d.check_memory(in_place, [("a gradient", grads)])
         self._addresses = list(map(Tensor.data_ptr, self.params))
-        self._nbytes = list(map(_nbytes_of, self.params))
+        self._shapes, self._dtypes = list(map(_shape_of, self.params)), list(map(_dtype_of, self.params))
         self._grad_dtypes, self._numels = list(map(_dtype_of, grads)), list(map(Tensor.numel, grads))
         self._var, self._grad = Through(), Through()
         self._strided = self._var.see(self.params)
-        self._strided_shapes = [self.params[i].shape for i in self._strided]
         self._grad.see(grads)
         self._written = [param for param in self.params if not param.is_inference()]
 
@@ -322,11 +321,11 @@ class Plan:
         try:  # what has no memory of its own, as a sparse gradient, raises RuntimeError when it is asked for its place
             return (
                 list(map(Tensor.data_ptr, params)) == self._addresses
-                and list(map(_nbytes_of, params)) == self._nbytes
+                and list(map(_shape_of, params)) == self._shapes
+                and list(map(_dtype_of, params)) == self._dtypes
                 and list(map(_dtype_of, grads)) == self._grad_dtypes
                 and list(map(Tensor.numel, grads)) == self._numels
                 and self._var.see(params) == self._strided
-                and [params[i].shape for i in self._strided] == self._strided_shapes
                 and self._grad.see(grads) is not None
                 and all(alike.holds() for alike in self._alike)
             )

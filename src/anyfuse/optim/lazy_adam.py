@@ -244,6 +244,8 @@ class LazyAdam(FusedOptimizer):
         if len(self.param_groups) > 1 or others:
             # More than one native call: the ids of all of them are looked at before the first.
             op.check_ids(call._replace(indices=[update.indices for update in grads], var=list(params)))
+        for i in others:
+            _check_tensors(params[i], states[i])
         tables, kept = [params[i] for i in direct], [states[i] for i in direct]
         self._plan_holds(number, tables, kept)
         plan = self._plan(number, lambda: TablePlan(tables, kept))
@@ -308,12 +310,7 @@ class TablePlan:
         self.params, self.states = params, states
         self.shapes = [param.shape for param in params]
         for param, state in zip(params, states, strict=True):
-            for key in ("exp_avg", "exp_avg_sq"):
-                check_state(key, state[key], (torch.float32,))
-                d.require_shape(key, state[key], param.shape, "its parameter")
-            if "row_step" in state:
-                check_state("row_step", state["row_step"], (torch.int32,))
-                d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
+            _check_tensors(param, state)
         self.tensors = _tensors_of(states)
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
         self.addresses = list(map(Tensor.data_ptr, (*params, *self.tensors)))
@@ -381,6 +378,15 @@ _dtype_of = attrgetter("dtype")
 def _tensors_of(states: Sequence[State]) -> list[Tensor]:
     moments = [tensor for state in states for tensor in _moments(state)]
     return moments + [state["row_step"] for state in states if "row_step" in state]
+
+
+def _check_tensors(param: Tensor, state: State) -> None:
+    for key in ("exp_avg", "exp_avg_sq"):
+        check_state(key, state[key], (torch.float32,))
+        d.require_shape(key, state[key], param.shape, "its parameter")
+    if "row_step" in state:
+        check_state("row_step", state["row_step"], (torch.int32,))
+        d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
 
 
 def _rows_of(param: Tensor) -> int:
