@@ -1,10 +1,13 @@
+import importlib
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import longer
 import pytest
 
 import anyfuse
-from anyfuse import _core
+from anyfuse import _core, compat
 
 # Long runs of the same tests: ANYFUSE_TEST_DRAWS=100000 python -m pytest tests/test_all_ops.py
 DRAWS = int(os.environ.get("ANYFUSE_TEST_DRAWS", "2000"))
@@ -27,3 +30,29 @@ def draws() -> int:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if longer.EXAMPLES:
         terminalreporter.write_line(f"ANYFUSE_PROPERTIES={longer.EXAMPLES} ANYFUSE_SEED={longer.SEED}")
+
+
+# ---- official names ----
+
+
+@pytest.fixture
+def names() -> Iterator[None]:
+    """The official names, for one test."""
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+@pytest.fixture
+def torch_npu(names: None) -> Any:
+    return importlib.import_module("torch_npu")
+
+
+@pytest.fixture
+def fused_ema_adamw(names: None) -> Any:
+    return importlib.import_module("mindspeed.core.optimizer.fused_ema_adamw").FusedEmaAdamW
+
+
+@pytest.fixture
+def create_hash_optimizer(names: None) -> Any:
+    return importlib.import_module("mx_rec.optimizers.lazy_adam").create_hash_optimizer

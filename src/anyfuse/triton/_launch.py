@@ -84,6 +84,11 @@ class Variant:
     everywhere: bool = False
 
 
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Something to compile a variant for."""
+    return torch.ones(shape, dtype=dtype)
+
+
 def _kind(value: Any) -> tuple[str, bool]:
     """The type of a kernel's argument and whether it is a multiple of 16, as Triton's launcher sees them."""
     if isinstance(value, Tensor):

@@ -9,6 +9,7 @@ not promised.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..ops import _dispatch as d
 from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, _outputs, check
-from ._launch import Launch
+from ._launch import Launch, Variant, ones
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
 #: Columns up to which a row stays in registers; the length of the pieces of longer ones; elements of a program's rows.
@@ -217,3 +218,23 @@ def run(call: Call) -> Results:
     for launch in launches(d.with_contiguous(call), results):
         launch.run()
     return results
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
+        x, weight = ones(8, cols, dtype=dtype), ones(cols, dtype=dtype)
+        smooth = weight if two else None
+        call = Call(
+            x, x, weight, smooth, smooth, beta=weight, epsilon=1e-6, output1=True, output2=two, y_dtype=y_dtype,
+            convention=convention,
+        )  # fmt: skip
+        return launches(call, _outputs(call))[0]
+
+    name = "add_rms_norm_dynamic_quant"
+    yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), True)
+    yield Variant(name, "fp16, 1000 columns, int4, device", launch(1000, torch.float16, "int4", False, "device"))
+    yield Variant(name, "fp32, 16384 columns, hifloat8", launch(16384, torch.float32, "hifloat8", False))
+    yield Variant(name, "fp32, one element, device", launch(1, torch.float32, "float8_e5m2", False, "device"))
+    yield Variant(name, "bf16, 40000 columns, float8", launch(40000, torch.bfloat16, "float8_e4m3fn", False))

@@ -11,7 +11,8 @@ on which a code may depend, is not promised. Maps and steps on the device are no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -25,6 +26,7 @@ from ._launch import (
     DTYPES,
     INTERPRETED,
     Launch,
+    Variant,
     aligned,
     by_dtypes,
     capturing,
@@ -35,6 +37,7 @@ from ._launch import (
     number,
     numbers,
     on_host,
+    ones,
     pointer,
     spread,
     table,
@@ -361,3 +364,41 @@ def run(call: Call) -> None:
     for launch in launches(worked_on, *guides):
         launch.run()
     d.write_back(*zip(call.updated, worked_on.updated, strict=True))
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    guide = ones(GUIDE, dtype=torch.uint8)
+
+    def launch(
+        dtypes: tuple[torch.dtype, ...], block_size: int, state: torch.dtype = torch.uint8, **changes: Any
+    ) -> Launch:
+        sizes = (4096,) if changes.get("convention") == "device" else (4096, 100)  # one: specialized on its length
+        var, grad, *ema = ([ones(size, dtype=dtype) for size in sizes] for dtype in dtypes)
+        moments: list[Any] = [[ones(size, dtype=state) for size in sizes] for _ in range(2)]
+        maps: list[Any] = [ones(256) for _ in range(2)]
+        blocks = [-(-size // block_size) if state == torch.uint8 else 0 for size in sizes]
+        scales: list[Any] = [[ones(count) for count in blocks] for _ in range(2)]
+        numbers: dict[str, Any] = dict(
+            step=[torch.tensor([1])], lr=0.1, beta1=0.9, beta2=0.999, weight_decay=0.01, eps=1e-8, gnorm_scale=1.0,
+            block_size=block_size, convention="formula", skip_nonfinite=False, nonzero_v=False, lr_tensor=None,
+            grad_scale=None, found_inf=None, maximize=False, s=ema[0] if ema else [], ema_decay=0.999,
+            stochastic_rounding=None,
+        )  # fmt: skip
+        call = Call(var, grad, *moments, *maps, *scales, **(numbers | changes))
+        return launches(call, guide, guide)[0]
+
+    name, full = "apply_adam_w_quant", (torch.float32,) * 2
+    yield Variant(name, "guide of a map", guide_launch(ones(256), guide), True)
+    yield Variant(name, "fp32, blocks of 256", launch(full, 256), True)
+    everything: dict[str, Any] = {"skip_nonfinite": True, "nonzero_v": True, "found_inf": ones(1)}
+    everything |= {"stochastic_rounding": [1, 2]}
+    guarded = launch((torch.bfloat16, torch.float32, torch.bfloat16), 64, **everything)
+    yield Variant(name, "bf16 with EMA, blocks of 64, guarded, rounded by chance", guarded)
+    mixed = (torch.float16, torch.bfloat16, torch.float16)
+    chance = launch(mixed, 2048, convention="device", stochastic_rounding=[1])
+    yield Variant(name, "fp16 with EMA, blocks of 2048, rounded by chance, device", chance)
+    yield Variant(name, "fp32 moments, fp32", launch(full, 256, torch.float32))
+    state = launch((torch.bfloat16, torch.float32, torch.float32), 64, torch.float32, **everything)
+    yield Variant(name, "fp32 moments, bf16 with EMA, guarded, rounded by chance", state, True)

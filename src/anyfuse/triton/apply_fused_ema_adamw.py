@@ -9,7 +9,8 @@ last bit is the correctly rounded one is not promised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -21,6 +22,7 @@ from ..ops.apply_fused_ema_adamw import Call, check
 from ._launch import (
     DTYPES,
     Launch,
+    Variant,
     aligned,
     by_dtypes,
     columns,
@@ -29,6 +31,7 @@ from ._launch import (
     number,
     numbers,
     on_host,
+    ones,
     pointer,
     spread,
     table,
@@ -191,3 +194,25 @@ def run(call: Call) -> None:
     for launch in launches(worked_on):
         launch.run()
     d.write_back(*zip(call.updated, worked_on.updated, strict=True))
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+
+    def launch(dtypes: tuple[torch.dtype, ...], **changes: Any) -> Launch:
+        sizes = (4096,) if changes.get("convention") == "device" else (4096, 100)  # one: specialized on its length
+        lists: list[Any] = [[ones(size, dtype=dtype) for size in sizes] for dtype in dtypes]
+        numbers: dict[str, Any] = dict(
+            step=[torch.tensor([1])], lr=0.1, ema_decay=0.999, beta1=0.9, beta2=0.999, eps=1e-8, adam_mode=1,
+            bias_correction=True, weight_decay=0.01, convention="formula", lr_tensor=None, grad_scale=None,
+            found_inf=None, maximize=False, stochastic_rounding=None,
+        )  # fmt: skip
+        call = Call(*lists, **(numbers | changes))
+        return launches(call)[0]
+
+    name, half = "apply_fused_ema_adamw", (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
+    yield Variant(name, "fp32", launch((torch.float32,) * 5))
+    yield Variant(name, "bf16 with fp32 state", launch(half, adam_mode=0, found_inf=ones(1)))
+    yield Variant(name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), True)
+    chance = launch((torch.float16,) * 5, convention="device", stochastic_rounding=[1])
+    yield Variant(name, "fp16, rounded by chance, device", chance)

@@ -19,7 +19,7 @@ from `raise_out_of_range`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -34,6 +34,7 @@ from ..ops.lazy_adam import IDS, Call, _Exact, check, check_step_values, moves_t
 from ._launch import (
     DTYPES,
     Launch,
+    Variant,
     by_dtypes,
     capturing,
     columns,
@@ -42,6 +43,7 @@ from ._launch import (
     number,
     numbers,
     on_host,
+    ones,
     spread,
     table,
 )
@@ -532,3 +534,61 @@ def run(call: Call) -> None:
     if not capturing(device):
         watch.look()
     d.write_back(*zip(call.updated, call.updated, strict=True))
+
+
+def variants() -> Iterator[Variant]:
+    """What is compiled ahead of time."""
+    name, watch = "lazy_adam", _watch(torch.device("cpu"))
+
+    def launches(
+        dim: int, dtypes: tuple[torch.dtype, torch.dtype], indices: Tensor | None, **changes: Any
+    ) -> tuple[list[Launch], Launch, Launch]:
+        rows = 64
+        tables: list[Any] = [[ones(rows, dim)], [ones(rows, dim)], [ones(rows, dim, dtype=dtypes[1])]]
+        numbers: dict[str, Any] = dict(
+            row_step=[], lr=[ones(1)], step=[], grad_scale=None, found_inf=None,
+            beta1=0.9, beta2=0.999, epsilon=1e-8, assume_unique=False, convention="formula", bias_correction="none",
+            eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
+            maximize=False, stochastic_rounding=None,
+        )  # fmt: skip
+        call = Call([ones(rows, dim, dtype=dtypes[0])], [indices], *tables, **(numbers | changes))
+        of_call = Numbers(call)
+        (group,) = groups(call, watch, of_call)
+        rates, result = ones(1, dtype=torch.float64), ones(3, 1)
+        scalars = of_call.launch(call, rates, result)
+        return (
+            [scalars, group.keys_launch()],
+            group.launch(group.keys, torch.arange(64)),
+            group.launch(group.keys, None),
+        )
+
+    full, half = (torch.float32,) * 2, (torch.float32, torch.bfloat16)
+    ids, step = torch.arange(64, dtype=torch.int32), [torch.tensor([7])]
+    (_, keys), summed, _ = launches(64, full, ids)
+    yield Variant(name, "keys, int32 ids", keys)
+    yield Variant(name, "fp32, 64 columns", summed)
+    _, summed, _ = launches(50, (torch.bfloat16, torch.float16), ids.long())
+    yield Variant(name, "bf16 on fp16, 50 columns", summed)
+    _, summed, _ = launches(1, (torch.float16, torch.bfloat16), ids.long())
+    yield Variant(name, "fp16 on bf16, one column", summed)
+    (scalars, keys), summed, _ = launches(
+        64, half, ids.long(), bias_correction="global", eps_mode="outside", weight_decay=0.1, step=step,
+        grad_scale=ones(1), found_inf=ones(1), refuse_negative=True, padding_idx=0, stochastic_rounding=[3],
+    )  # fmt: skip
+    yield Variant(name, "numbers of the tables, corrected", scalars, True)
+    yield Variant(name, "keys, int64 ids, negative refused", keys, True)
+    yield Variant(name, "fp32 on bf16, rounded by chance", summed)
+    (_, keys), _, unique = launches(64, (torch.float32, torch.float16), None, step=step, stochastic_rounding=[3])
+    yield Variant(name, "keys, all rows", keys)
+    yield Variant(name, "fp32 on fp16, all rows, rounded by chance", unique)
+    counts = [torch.ones(64, dtype=torch.int32)]
+    (_, keys), _, unique = launches(
+        64, full, ids > 0, bias_correction="row", eps_mode="outside", row_step=counts
+    )  # fmt: skip
+    yield Variant(name, "keys, a mask", keys)
+    yield Variant(name, "fp32, a mask, corrected by row", unique)
+    late: dict[str, Any] = {"decay_mode": "catch_up", "row_step": counts, "step": step, "weight_decay": 0.1}
+    _, summed, _ = launches(64, full, ids, bias_correction="global", eps_mode="outside", **late)
+    yield Variant(name, "fp32, caught up, corrected", summed, True)
+    _, summed, _ = launches(300, half, ids, stochastic_rounding=[3], **late)
+    yield Variant(name, "fp32 on bf16, 300 columns, caught up, rounded by chance", summed)
