@@ -439,3 +439,17 @@ def test_gradients_pass_through_the_sum_and_nothing_else(compiled: bool) -> None
     assert torch.equal(x1.grad, 2 * x.detach())
     assert torch.equal(x2.grad, x1.grad)
     assert gamma.grad is None
+
+
+@pytest.mark.parametrize("shape", [(96,), (3, 96)])
+@pytest.mark.parametrize("convention", ["formula", "device"])
+def test_the_reference_does_not_depend_on_the_default_dtype(shape: tuple[int, ...], convention: str) -> None:
+    x, gamma = torch.randn(shape), torch.rand(96)
+    expected = anyfuse.add_rms_norm_dynamic_quant(x, x, gamma, convention=convention)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with anyfuse.backend("reference"):
+            found = anyfuse.add_rms_norm_dynamic_quant(x, x, gamma, convention=convention)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))

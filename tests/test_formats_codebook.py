@@ -182,3 +182,15 @@ def test_codes_of_one_sign_need_no_sign_rule() -> None:
         book: Tensor = create_codebook(kind, False)
         kept, plain = (quantize_blockwise(values, book, keep_sign=keep)[0] for keep in (True, False))
         assert torch.equal(kept, plain)
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_codebooks_do_not_depend_on_the_default_dtype(kind: str) -> None:
+    expected = create_codebook(kind)
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            codebook = create_codebook(kind)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert codebook.dtype == torch.float32 and torch.equal(codebook, expected)

@@ -220,3 +220,21 @@ def test_hifloat8_refuses() -> None:
         decode_hifloat8(torch.zeros(2, dtype=torch.int8))
     with pytest.raises(TypeError, match="x is"):
         encode_hifloat8(torch.zeros(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_codes_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    types = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+    def all_of_it() -> list[torch.Tensor]:
+        codes = encode_hifloat8(x)
+        return [codes, decode_hifloat8(codes), *(cast_float8(x, float8).view(torch.uint8) for float8 in types)]
+
+    expected = all_of_it()
+    torch.set_default_dtype(dtype)
+    try:
+        found = all_of_it()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))

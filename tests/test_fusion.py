@@ -572,6 +572,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "past the version counter": lambda w, other: w.data.copy_(other),
     "NumPy": lambda w, other: w.numpy().__setitem__(slice(None), other.numpy()),
     "other memory": lambda w, other: setattr(w, "data", other.clone()),
+    "another view of the memory": lambda w, other: setattr(w, "data", w.data.as_strided(w.shape, (1, w.shape[0]))),
 }
 
 
@@ -590,6 +591,26 @@ def test_a_weight_that_changed_is_packed_anew(write: str) -> None:
     expected = anyfuse.quant_matmul_dequant(q, w, s, bias=b, x_scale=r, out_dtype=torch.float32)
     for _ in range(3):
         assert torch.equal(keeping(q, w, s, r, b), expected)
+
+
+def test_calls_that_do_not_fit_a_kept_weight_are_refused() -> None:
+    q, w, s, r, b = matmul_inputs()
+    for _ in range(3):
+        keeping(q, w, s, r, b)
+    bad: list[tuple[tuple[Tensor, ...], str]] = [
+        ((q[:, :16].contiguous(), w, s, r, b), "weight is packed for"),
+        ((q, w, s[:3].clone(), r, b), "weight is packed for"),
+        ((q, w, s, r.flatten()[:1].clone(), b), "x_scale has shape"),
+        ((q, w, s, r.half(), b), "x_scale has dtype"),
+        ((q, w, s, r, b[:3].clone()), "bias has shape"),
+        ((q, w, s, r, b.float()), "bias has dtype"),
+    ]
+    for arguments, message in bad:
+        with pytest.raises((TypeError, ValueError), match=message):
+            keeping(*arguments)
+    w.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="weight is a tensor whose memory has been released"):
+        keeping(q, w, s, r, b)
 
 
 def test_weights_without_a_version_counter_are_not_kept() -> None:

@@ -1,12 +1,14 @@
 """The modules of quantized inference: no transformers needed."""
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anyfuse
@@ -319,3 +321,99 @@ def test_past_the_dispatcher_settings_hold() -> None:
     with torch.autograd.profiler.profile() as profile:
         layer(x)
     assert any("quant_matmul_dequant" in event.name for event in profile.function_events)
+
+
+def test_past_the_dispatcher_negated_views_are_read_right() -> None:
+    """`torch._neg_view`, and the imaginary part of a conjugate: the memory holds the negatives of the values."""
+    layer, norm, x = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64)), torch.randn(3, 64)
+    for _ in range(2):
+        layer(x), norm(x, x)
+    assert torch.equal(layer(torch._neg_view(x)), layer(-x))
+    assert torch.equal(norm(torch._neg_view(x), x)[0], torch.zeros(3, 64))
+
+
+def cut(rows: QuantizedRows) -> None:
+    rows.scale = rows.scale[:1]
+
+
+def lengthen(rows: QuantizedRows) -> None:
+    rows.codes = torch.zeros(500, 64, dtype=torch.int8)
+
+
+def convert(rows: QuantizedRows) -> None:
+    rows.scale = rows.scale.half()
+
+
+def release(rows: QuantizedRows) -> None:
+    rows.scale.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [cut, lengthen, convert, release])
+def test_past_the_dispatcher_changed_rows_are_refused(change: Callable[[QuantizedRows], None]) -> None:
+    layer, norm = QuantLinear.from_float(linear(64, 32)), RMSNormQuant(torch.ones(64))
+    rows = norm(torch.randn(3, 64))
+    for _ in range(2):
+        layer(rows)
+    change(rows)
+    with pytest.raises((TypeError, ValueError), match="x_scale"):
+        layer(rows)
+
+
+def test_past_the_dispatcher_arguments_that_do_not_fit_are_refused_by_name() -> None:
+    released = torch.randn(3, 64)
+    released.untyped_storage().resize_(0)
+    x = torch.randn(3, 64)
+    layer, norm = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64))
+    for _ in range(2):
+        layer(x), norm(x, x)
+    for bad, error, message in (
+        (torch.tensor(1.0), ValueError, r"x has shape \(\)"),
+        (released, TypeError, "x is a tensor whose memory has been released"),
+        (torch.randn(3, 63), ValueError, "packed for"),
+    ):
+        with pytest.raises(error, match=message):
+            layer(bad)
+    with pytest.raises(TypeError, match="x2 is a tensor whose memory has been released"):
+        norm(released, x)
+    scales = layer.weight_scale.data
+    layer.weight_scale.data = scales[:7]  # the same tensor object at the same address
+    with pytest.raises(ValueError, match="packed for"):
+        layer(x)
+    layer.weight_scale.data = scales
+    layer(x)
+    layer.out_features = 4000
+    with pytest.raises(ValueError, match="packed for"):
+        layer(x)
+
+
+def test_past_the_dispatcher_function_modes_see_the_operator() -> None:
+    class Names(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    layer, x = QuantLinear.from_float(linear(64, 32)), torch.randn(3, 64)
+    layer(x), layer(x)
+    with Names():
+        layer(x)
+    assert any("quant_matmul_dequant" in name for name in names)
+
+
+def test_buffers_that_a_module_no_longer_has_are_freed() -> None:
+    """A model that moves to another device does not leave its weights on the first."""
+    layer, norm, x = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64)), torch.randn(3, 64)
+    for _ in range(2):
+        layer(x), norm(x, x)
+    left = [weakref.ref(buffer) for module in (layer, norm) for buffer in module.buffers()]
+    layer.to("meta"), norm.to("meta")
+    assert [reference() for reference in left] == [None] * len(left)
+
+
+def test_an_empty_linear_has_float32_scales_whatever_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = QuantLinear.empty(32, 64, smooth=True, static=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {buffer.dtype for buffer in layer.buffers()} == {torch.int8, torch.float32}

@@ -25,10 +25,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import lr_scheduler
 
 import anyfuse
+from anyfuse.optim import AdamW8bit
 from anyfuse.optim._base import FusedOptimizer
 
 Make = Callable[..., Any]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+EMA8bit = VARIANTS["EMAAdamW 8-bit"]
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
@@ -275,6 +277,111 @@ def test_a_replaced_state_is_followed(make: Make) -> None:
         optimizer.step()
     assert equal([weight], [other])
     assert not torch.equal(one.state[weight]["exp_avg"], torch.ones(2))
+
+
+@pytest.mark.parametrize("move", ["data", "shared memory"])
+def test_a_state_that_moves_is_followed(make: Make, move: str) -> None:
+    """`state.data = ...`, as offloading does it, and `share_memory_`: the same tensor object in other memory."""
+    own, other = optimizers.model(), optimizers.model()
+    one, two = make(own.parameters()), make(other.parameters())
+    train(own, one, range(2))
+    train(other, two, range(2))
+    for state in one.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and move == "data":
+                value.data = value.data.clone()
+            elif isinstance(value, torch.Tensor):
+                value.share_memory_()
+    train(own, one, range(2, 4))
+    train(other, two, range(2, 4))
+    assert equal(own.parameters(), other.parameters()) and same(snapshot(one), snapshot(two))
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_a_state_of_another_dtype_is_refused(make: Make, key: str) -> None:
+    model = optimizers.model()
+    optimizer = make(model.parameters())
+    train(model, optimizer, range(2))
+    before = values(model)
+    for state in optimizer.state.values():
+        state[key].data = state[key].data.to(torch.float16)
+    with pytest.raises(TypeError, match=f"{key} has dtype float16"):
+        train(model, optimizer, [2])
+    assert equal(model.parameters(), before)
+
+
+def test_a_state_that_was_looked_at_before_the_first_step_is_saved_and_loaded(make: Make) -> None:
+    """`optimizer.state` makes an empty state for a parameter that it is asked for."""
+    model, other = optimizers.model(), optimizers.model()
+    one, two = make(model.parameters()), make(other.parameters())
+    assert one.state[model[0].weight].get("step") is None
+    two.load_state_dict(snapshot(one))
+    train(model, one, range(2))
+    train(other, two, range(2))
+    assert equal(model.parameters(), other.parameters())
+
+
+def test_data_of_another_shape_at_the_same_address_is_refused(make: Make) -> None:
+    weight = nn.Parameter(torch.ones(96, 64))
+    optimizer = make([weight])
+    for _ in range(2):
+        weight.grad = torch.ones(96, 64)
+        optimizer.step()
+    before = weight.detach().clone()
+    weight.grad = None
+    weight.data = weight.data.view(64, 96)
+    weight.grad = torch.ones(64, 96)
+    with pytest.raises(ValueError, match="exp_avg has shape"):
+        optimizer.step()
+    assert torch.equal(weight.view(96, 64), before)
+
+
+def test_strided_data_of_another_shape_is_refused(make: Make) -> None:
+    """At the same address, and of as many elements: the state is of the old shape."""
+    base = torch.ones(64, 96)
+    weight = nn.Parameter(torch.empty(96, 64))
+    weight.data = base.t()
+    optimizer = make([weight])
+    for _ in range(2):
+        weight.grad = torch.ones(96, 64)
+        optimizer.step()
+    before = base.clone()
+    weight.grad = None
+    weight.data = base.view(32, 192).t()
+    weight.grad = torch.ones(192, 32)
+    with pytest.raises(ValueError, match="exp_avg has shape"):
+        optimizer.step()
+    assert torch.equal(base, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_nothing(make: Make, dtype: torch.dtype) -> None:
+    """Scales of blocks are float32 whatever it is: the operator writes as many bytes."""
+    models, optimizers_ = [optimizers.model(), optimizers.model()], []
+    for model, default in zip(models, (torch.float32, dtype), strict=True):
+        optimizers_.append(make(model.parameters()))
+        for step in range(2):
+            give_gradients(model.parameters(), step)
+            torch.set_default_dtype(default)
+            try:
+                optimizers_[-1].step()
+            finally:
+                torch.set_default_dtype(torch.float32)
+    assert equal(*(model.parameters() for model in models)) and same(*map(snapshot, optimizers_))
+
+
+def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
+    """Instead of scales beyond the end of those that the state has, or codes read as float32."""
+    changes = [(AdamW8bit, {"block_size": 64}), (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32})]
+    for make, change in changes:
+        model = optimizers.model()
+        optimizer = make(model.parameters())
+        train(model, optimizer, range(2))
+        before = values(model)
+        optimizer.param_groups[0].update(change)
+        with pytest.raises((TypeError, ValueError), match="accepted"):
+            train(model, optimizer, [2])
+        assert equal(model.parameters(), before)
 
 
 def test_a_stale_backward_raises(make: Make) -> None:

@@ -397,6 +397,21 @@ def test_averaged_buffers_are_saved(form: str, flat: bool, tmp_path: Path) -> No
     assert same(optimizer.ema_state_dict(model), again.ema_state_dict(other))
 
 
+def test_a_buffer_that_is_gone_is_named_before_the_step() -> None:
+    model = Buffered()
+    optimizer = EMAAdamW(model.parameters())
+    optimizer.average_buffers(model)
+    train_buffered(model, optimizer, range(2))
+    before = copy.deepcopy(model.norm.weight)
+    model.scale = None
+    with pytest.raises(ValueError, match="no buffer scale any more"):
+        optimizer.step()
+    del model.scale
+    with pytest.raises(ValueError, match="no buffer scale any more"):
+        optimizer.step()
+    assert torch.equal(model.norm.weight, before)
+
+
 def test_averages_of_buffers_need_their_model() -> None:
     model = Buffered()
     optimizer = EMAAdamW(model.parameters())

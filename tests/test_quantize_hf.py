@@ -174,6 +174,36 @@ def test_saved_models_load_without_the_float_one(tmp_path: Path, head: bool, tie
     ).stat().st_size
 
 
+def test_a_compiled_model_is_saved_under_its_own_names(tmp_path: Path) -> None:
+    model = tiny()
+    anyfuse.quantize_(model)
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    anyfuse.save_quantized(torch.compile(model, backend="eager"), tmp_path)
+    assert torch.equal(logits(anyfuse.load_quantized(tmp_path)), logits(model))
+
+
+def test_a_model_whose_scales_were_converted_is_not_saved_over_a_good_one(tmp_path: Path) -> None:
+    model = tiny()
+    anyfuse.quantize_(model)
+    anyfuse.save_quantized(model, tmp_path)
+    expected = logits(model)
+    with pytest.raises(TypeError, match="_scale has dtype bfloat16"):
+        anyfuse.save_quantized(model.to(torch.bfloat16), tmp_path)
+    assert torch.equal(logits(anyfuse.load_quantized(tmp_path)), expected)
+
+
+def test_a_model_is_loaded_under_any_default_dtype(tmp_path: Path) -> None:
+    model = tiny()
+    anyfuse.quantize_(model)
+    anyfuse.save_quantized(model, tmp_path)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        loaded = anyfuse.load_quantized(tmp_path)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(logits(loaded), logits(model))
+
+
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file

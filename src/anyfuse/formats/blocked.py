@@ -78,7 +78,7 @@ def pack_scale_int64(weight_scale: Tensor, x_scale: Tensor | float = 1.0) -> Ten
     if not isinstance(weight_scale, Tensor) or weight_scale.dtype != torch.float32:
         got = weight_scale.dtype if isinstance(weight_scale, Tensor) else type(weight_scale).__name__
         raise TypeError(f"weight_scale is {got}; accepted: a float32 tensor")
-    factor = torch.as_tensor(x_scale, device=weight_scale.device).to(torch.float32).reshape(())
+    factor = torch.as_tensor(x_scale, dtype=torch.float32, device=weight_scale.device).reshape(())
     return (weight_scale * factor).contiguous().view(torch.int32).to(torch.int64)
 
 

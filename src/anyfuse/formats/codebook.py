@@ -30,14 +30,14 @@ def create_codebook(kind: str = "dynamic", signed: bool = True) -> Tensor:
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; accepted: {', '.join(map(repr, KINDS))}")
     if kind == "linear":
-        return torch.linspace(-1.0 if signed else 0.0, 1.0, 256)
+        return torch.linspace(-1.0 if signed else 0.0, 1.0, 256, dtype=torch.float32)
     positive = []
     for decade in range(7):
-        edges = torch.linspace(0.1, 1.0, 2 ** (decade if signed else decade + 1) + 1)
+        edges = torch.linspace(0.1, 1.0, 2 ** (decade if signed else decade + 1) + 1, dtype=torch.float32)
         positive.append((edges[:-1] + edges[1:]) / 2.0 * 10.0 ** (decade - 6))
     values = torch.cat(positive)
     mirrored = [-values] if signed else []
-    return torch.cat([*mirrored, values, torch.tensor([0.0, 1.0])]).sort().values
+    return torch.cat([*mirrored, values, values.new_tensor([0.0, 1.0])]).sort().values
 
 
 def encode(values: Tensor, codebook: Tensor, *, keep_sign: bool = False) -> Tensor:

@@ -91,7 +91,7 @@ def cast_float8(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype not in FLOAT8:
         raise TypeError(f"dtype is {dtype}; accepted: torch.float8_e4m3fn, torch.float8_e5m2")
     magnitude = x.float().abs().contiguous()
-    midpoints = torch.tensor(_float8_midpoints(dtype), device=x.device)
+    midpoints = torch.tensor(_float8_midpoints(dtype), dtype=torch.float32, device=x.device)
     # Codes of positive values count upwards: a value's code is the number of midpoints below it, or at it.
     below, at_or_below = (torch.bucketize(magnitude, midpoints, right=right) for right in (False, True))
     code = torch.where(below % 2 == 0, below, at_or_below)  # they differ at a tie only
@@ -138,7 +138,9 @@ def encode_hifloat8(x: Tensor) -> Tensor:
         tensor([ 1.0000e+00,  2.0000e+01, -3.2768e+04])
     """
     _require_float("x", x)
-    codes, midpoints = (torch.tensor(table, device=x.device) for table in _hifloat8_order())
+    order, means = _hifloat8_order()
+    codes = torch.tensor(order, device=x.device)
+    midpoints = torch.tensor(means, dtype=torch.float32, device=x.device)
     magnitude = x.float().abs().contiguous()
     rank = torch.bucketize(magnitude, midpoints, right=True)
     code = codes[rank] | ((torch.signbit(x.float()) & (rank > 0)).to(torch.int64) << 7)
@@ -152,7 +154,7 @@ def decode_hifloat8(codes: Tensor) -> Tensor:
     """
     if not isinstance(codes, Tensor) or codes.dtype != torch.uint8:
         raise TypeError(f"codes is {codes.dtype if isinstance(codes, Tensor) else type(codes)}; accepted: torch.uint8")
-    return torch.tensor(_hifloat8_values(), device=codes.device)[codes.long()]
+    return torch.tensor(_hifloat8_values(), dtype=torch.float32, device=codes.device)[codes.long()]
 
 
 def _hifloat8_magnitude(code: int) -> float:

@@ -38,14 +38,19 @@ class _Kept:
 
     def __init__(self, weight: Tensor, forget: Callable[[weakref.ref[Tensor]], Any]) -> None:
         self.tensor = weakref.ref(weight, forget)
-        self.version, self.place = weight._version, weight.data_ptr()
+        self.version, self.place, self.form = weight._version, weight.data_ptr(), _form(weight)
         self.sample = weight.detach()[tuple(slice(None, None, max(1, size // SAMPLES)) for size in weight.shape)]
         self.values = self.sample.clone()
         self.packed: Tensor | None = None
 
     def holds(self, weight: Tensor) -> bool:
         same = self.tensor() is weight and self.version == weight._version and self.place == weight.data_ptr()
-        return same and torch.equal(self.sample, self.values)
+        return same and self.form == _form(weight) and torch.equal(self.sample, self.values)
+
+
+def _form(weight: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """How a weight lies in its memory; `.data` may be given another view of it."""
+    return weight.shape, weight.stride()
 
 
 _kept: dict[tuple[int, bool], _Kept] = {}
@@ -53,7 +58,7 @@ _kept: dict[tuple[int, bool], _Kept] = {}
 
 def packed(weight: Tensor, transpose_weight: bool) -> Tensor | None:
     """The packed form of a weight, from the second call with it on; None before."""
-    if weight.is_inference():  # no version counter
+    if weight.is_inference() or not weight.data_ptr():  # no version counter; nothing in memory
         return None
     key = id(weight), transpose_weight
     entry = _kept.get(key)
@@ -72,13 +77,26 @@ def _cpu(
     data = packed(weight, transpose_weight)
     n, k = weight.shape if transpose_weight else (weight.shape[1], weight.shape[0])
     given = [t for t in (x, x_scale, weight_scale, bias) if t is not None]
-    if data is not None and _direct.possible(*given):
+    if data is not None and _fits(x, x_scale, weight_scale, bias, n, k) and _direct.possible(*given):
         return _direct.multiply(x, x_scale, None, data, weight_scale, (n, k), out_dtype, "formula", bias)
     shape = [] if data is None else [n, k]
     return _product(
         x, weight if data is None else data, weight_scale, bias, x_scale, None, "pertoken", transpose_weight, shape,
         out_dtype, "formula",
     )  # fmt: skip
+
+
+def _fits(x: Tensor, x_scale: Tensor, weight_scale: Tensor, bias: Tensor | None, n: int, k: int) -> bool:
+    """Whether nothing is read beyond its end; a call that does not fit is for the operator to refuse."""
+    return (
+        x.dtype is torch.int8
+        and x.shape[-1:] == (k,)
+        and x_scale.numel() * k == x.numel()
+        and weight_scale.numel() == n
+        and (bias is None or bias.numel() == n)
+        and x_scale.dtype is weight_scale.dtype is torch.float32
+        and (bias is None or bias.dtype is torch.int32)
+    )
 
 
 def _fake(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import QuantLinear
+from ..ops import _dispatch as d
 from .adapter import Adapter
 from .convert import Group, Recipe, apply, make_plan
 
@@ -30,7 +31,7 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
     a process that is killed leaves a model, or a folder that `load_quantized` refuses.
 
     Raises:
-        TypeError: the model is not quantized, or has no config.
+        TypeError: the model is not quantized, has no config, or its scales have another dtype than float32.
         OSError: a file cannot be written.
     """
     config: Any = getattr(model, "config", None)
@@ -57,6 +58,9 @@ def _write(folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:
     if generation is not None:
         generation.save_pretrained(folder)
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model)}
+    for name, tensor in tensors.items():
+        if name.endswith("_scale"):
+            d.require_tensor(name, tensor, (torch.float32,))  # `model.to(dtype)` converts them, which no call accepts
     try:
         save_file(tensors, folder / FILE, metadata={"format": FORMAT, "recipe": json.dumps(asdict(recipe))})
     except SafetensorError as error:  # a full disk
@@ -174,7 +178,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in state.items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            yield name, tensor.detach()
+            yield name.replace("_orig_mod.", ""), tensor.detach()  # of modules that torch.compile has wrapped
 
 
 def _check_names(expected: Any, found: Any) -> None:

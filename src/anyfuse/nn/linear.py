@@ -18,7 +18,7 @@ from .rows import QuantizedRows
 _product = torch.ops.anyfuse.quant_matmul_dequant.default
 
 
-class QuantLinear(nn.Module):
+class QuantLinear(_direct.Vetting):
     """A linear with int8 weights on int8 rows, by `anyfuse.quant_matmul_dequant`: y = x Wᵀ + bias.
 
     x (..., k) may be `QuantizedRows`, which are multiplied as they are, or a float tensor, whose rows are quantized on
@@ -61,7 +61,6 @@ class QuantLinear(nn.Module):
         if weight.scale is None or weight.scale.dtype != torch.float32 or len(weight.shape) != 2:
             raise ValueError(f"weight is {weight}; accepted: one matrix with float32 scales")
         self.out_features, self.in_features = weight.shape
-        self._vetted: _direct.Vetted | None = None
         for name, value, size in (("bias", bias, self.out_features), ("smooth_scale", smooth_scale, self.in_features)):
             if value is not None:
                 d.require_tensor(name, value, d.FLOATS)
@@ -121,9 +120,9 @@ class QuantLinear(nn.Module):
         """A linear of n outputs and k inputs with room for numbers to be loaded, all zero (scales one)."""
         data = torch.zeros(packed.packed_shape(n, k), dtype=torch.int8)
         return cls(
-            PackedWeight(data, (n, k), torch.ones(n)),
+            PackedWeight(data, (n, k), torch.ones(n, dtype=torch.float32)),
             None if bias is None else torch.zeros(n, dtype=bias),
-            smooth_scale=torch.ones(k) if smooth else None,
+            smooth_scale=torch.ones(k, dtype=torch.float32) if smooth else None,
             x_scale=1.0 if static else None,
         )
 
@@ -166,16 +165,22 @@ class QuantLinear(nn.Module):
         buffers = self._buffers
         weight, weight_scale, smooth = buffers["weight"], buffers["weight_scale"], buffers["smooth_scale"]
         vetted, used = self._vetted, (weight, weight_scale, smooth)
-        call = rows.dtype, rows.shape[-1], dtype, buffers["x_scale"]
+        shape = self.out_features, self.in_features
+        call = rows.dtype, rows.shape[-1:], dtype, shape, buffers["x_scale"]
         if vetted is None or not vetted.holds(used, call):
             out = self._checked_product(rows, scale, dtype)
             self._vetted = _direct.Vetted.of(used, call) if call[-1] is None else None
             return out
         assert weight is not None and weight_scale is not None
         if scale is not None:
+            if scale.shape != rows.shape[:-1]:  # of rows that were changed after they were made
+                return self._checked_product(rows, scale, dtype)
             smooth = None  # the rows have it already
-        shape = self.out_features, self.in_features
-        return _direct.multiply(rows, scale, smooth, weight, weight_scale, shape, dtype, convention_or_default(None))
+        convention = convention_or_default(None)
+        try:
+            return _direct.multiply(rows, scale, smooth, weight, weight_scale, shape, dtype, convention)
+        except (TypeError, ValueError):  # of the native call, which does not know the arguments by name
+            return self._checked_product(rows, scale, dtype)
 
     def _checked_product(self, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         smooth, mode = None, "pertoken"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._settings import convention_or_default
 from ..ops import _direct
@@ -12,7 +12,7 @@ from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from .rows import QuantizedRows
 
 
-class _Norm(nn.Module):
+class _Norm(_direct.Vetting):
     """The norm's parameters. They are buffers: quantized modules are for inference."""
 
     weight: Tensor
@@ -31,7 +31,6 @@ class _Norm(nn.Module):
                 d.require_tensor(name, value, d.FLOATS)
                 d.require_shape(name, value, weight.shape, "weight")
         self.epsilon = epsilon
-        self._vetted: _direct.Vetted | None = None
         for name, value in (("weight", weight), ("smooth_scale", smooth_scale), ("bias", bias)):
             self.register_buffer(name, None if value is None else value.detach().clone())
 
@@ -47,7 +46,10 @@ class _Norm(nn.Module):
             return result
         assert weight is not None
         convention = convention_or_default(None)
-        codes, total, scale = _direct.normalize(x1, x2, weight, smooth, bias, self.epsilon, convention)
+        try:
+            codes, total, scale = _direct.normalize(x1, x2, weight, smooth, bias, self.epsilon, convention)
+        except (TypeError, ValueError):  # of the native call, which does not know the arguments by name
+            return self._checked_rows(x1, x2)
         return total, QuantizedRows(codes, scale, x1.dtype)
 
     def _checked_rows(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, QuantizedRows]:

@@ -12,7 +12,7 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._settings import use_reference
 from .._soc import restricted
@@ -26,20 +26,27 @@ def _watchers() -> list[Callable[[], Any]] | None:
     """What tells, by a value that is true, that something sees or transforms the operators that run; None where this
     torch does not have it all."""
     try:
-        from torch._C import _get_tracing_state, _len_torch_dispatch_stack
+        from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
         from torch._C._autograd import _profiler_enabled
         from torch._C._functorch import peek_interpreter_stack
     except ImportError:
         return None
-    return [_len_torch_dispatch_stack, peek_interpreter_stack, _get_tracing_state, _profiler_enabled, use_reference]
+    return [
+        _len_torch_function_stack,
+        _len_torch_dispatch_stack,
+        peek_interpreter_stack,
+        _get_tracing_state,
+        _profiler_enabled,
+        use_reference,
+    ]
 
 
 _WATCHERS = _watchers()
 
 
 class Vetted:
-    """A module's buffers that an operator's checks accepted with a kind of call, while they are those and stay where
-    they are. (`load_state_dict` writes into them, which changes nothing here.)"""
+    """A module's buffers that an operator's checks accepted with a kind of call, while they are those, stay where they
+    are and keep their size. (`load_state_dict` writes into them, which changes nothing here.)"""
 
     __slots__ = ("_buffers", "_call", "_places")
 
@@ -55,8 +62,20 @@ class Vetted:
         return all(map(is_, buffers, self._buffers)) and call == self._call and _places(buffers) == self._places
 
 
-def _places(buffers: tuple[Tensor | None, ...]) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in buffers]
+class Vetting(nn.Module):
+    """A module that remembers which of its calls may leave the dispatcher out."""
+
+    _vetted: Vetted | None = None
+
+    def _apply(self, *arguments: Any, **named: Any) -> Any:
+        """What `to`, `half` and others do; then there is nothing vetted, which would keep the old buffers' memory."""
+        self._vetted = None
+        apply: Callable[..., Any] = super()._apply
+        return apply(*arguments, **named)
+
+
+def _places(buffers: tuple[Tensor | None, ...]) -> list[tuple[int, int] | None]:
+    return [None if tensor is None else (tensor.data_ptr(), tensor.nbytes) for tensor in buffers]
 
 
 def possible(*rows: Tensor) -> bool:
@@ -71,6 +90,8 @@ def possible(*rows: Tensor) -> bool:
         if type(tensor) is not Tensor or not tensor.is_cpu or tensor.requires_grad:
             return False
         if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_contiguous():
+            return False
+        if tensor.is_neg():  # its memory holds the negatives of its values
             return False
     return not restricted()
 

@@ -278,7 +278,7 @@ def reference(
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
     x = d.real(x1) + d.real(x2)
     mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
-    r = torch.ones(()) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
+    r = torch.ones_like(mean_square) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
     norm = (x * r.unsqueeze(-1)) * d.real(gamma)
     if beta is not None:
         norm = norm + d.real(beta)
@@ -288,7 +288,7 @@ def reference(
             value = norm if smooth is None else norm * d.real(smooth)
             branches.append(quantize(value, y_dtype, convention))
         else:
-            branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0)))
+            branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0, dtype=torch.float32)))
     (y1, scale1), (y2, scale2) = branches
     return y1, y2, x.to(x1.dtype), scale1, scale2
 
@@ -313,7 +313,7 @@ def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Ten
     largest = torch.full_like(absmax, LARGEST[y_dtype])
     if convention == "device":
         factor = largest / absmax
-        scale = torch.ones(()) / factor
+        scale = torch.ones_like(factor) / factor
         quotient = values * factor.unsqueeze(-1)
     else:
         scale = absmax / largest

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import _core
 from .._settings import use_reference
 from ..formats import codebook as books
+from ..ops import _dispatch as d
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
@@ -64,7 +65,7 @@ def new_state(group: Group, param: Tensor) -> State:
     for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
         state[key] = _zeros(mine, torch.uint8).fill_(_code_of_zero(qmap))
     count = blocks.count(param, group["block_size"])
-    return state | {f"absmax_{key}": torch.zeros(count) for key in ("exp_avg", "exp_avg_sq")}
+    return state | {f"absmax_{key}": torch.zeros(count, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")}
 
 
 def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,7 +73,7 @@ def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _code_of_zero(qmap: Tensor) -> int:
-    return int(books.encode(torch.zeros(1), qmap))
+    return int(books.encode(torch.zeros_like(qmap[:1]), qmap))
 
 
 def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
@@ -190,7 +191,11 @@ class RowsPlan(Plan):
         block_size: int,
     ) -> None:
         super().__init__(op.Row, params, grads, states, FIELDS, _DTYPES)
+        self.block_size = block_size
         coded = [state["exp_avg"].dtype == torch.uint8 for state in states]
+        for param, state, has_codes in zip(params, states, coded, strict=True):
+            if has_codes:
+                _check_scales(param, state, block_size)
         self.rows["state_bits"] = [8 if has_codes else 32 for has_codes in coded]
         self.rows["seed"] = seeds
         pairs = zip(params, coded, strict=True)
@@ -223,6 +228,14 @@ class RowsPlan(Plan):
         heads = self.heads if heads is None else heads
         pairs = list(zip(tensors, heads, strict=True))
         return [t.view(-1)[h:] if h else t for t, h in pairs] + [t.view(-1)[:h] for t, h in pairs if h]
+
+
+def _check_scales(param: Tensor, state: State, block_size: int) -> None:
+    count = blocks.count(param, block_size)
+    for key in ("absmax_exp_avg", "absmax_exp_avg_sq"):
+        if key not in state:
+            raise ValueError(f"a state has codes and no {key}; accepted: states as `step` makes them")
+        d.require_shape(key, state[key], (count,), f"a scale for each {block_size} elements")
 
 
 def make_plan(
@@ -259,8 +272,9 @@ native = _core.function("apply_adam_w_quant", op.Params)
 def _run_operator(plan: RowsPlan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
     """The same by the public operator, whose backend may be the reference."""
     scales = [int(head > 0) for head in plan.heads]
+    none = torch.zeros(0, dtype=torch.float32)
     lists: dict[str, Any] = {
-        field: plan.cut([state.get(key, torch.zeros(0)) for state in plan.states], scales if "absmax" in key else None)
+        field: plan.cut([state.get(key, none) for state in plan.states], scales if "absmax" in key else None)
         for field, key in FIELDS.items()
         if field != "s" or key in plan.states[0]
     }

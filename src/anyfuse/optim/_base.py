@@ -29,6 +29,7 @@ State = dict[str, Any]
 Run = Callable[[], None]
 
 _grad_of, _dtype_of, _layout_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("layout")
+_shape_of = attrgetter("shape")
 _NoneType = type(None)
 _CPU = torch.device("cpu")
 _STRIDED = frozenset([torch.strided])
@@ -156,11 +157,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         del self._plans[key]
         return False
 
-    def _plan(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The plan of that key, made where there is none (see `_plan_holds`)."""
+    def _plan(self, key: Any, make: Callable[[], Any], options: tuple[Any, ...] = ()) -> Any:
+        """The plan of that key, made where there is none for these options of the group (see `_plan_holds`)."""
         plan = self._plans.get(key)
-        if plan is None:
+        if plan is None or plan.options != options:
             plan = self._plans[key] = make()
+            plan.options = options
             self._seen = list(self.state.values())
         return plan
 
@@ -184,7 +186,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _saved(self, packed: dict[str, Any]) -> dict[str, Any]:
         pairs = [(group, param) for group in self.param_groups for param in group["params"]]
         states = {
-            key: self._saved_state(*pairs[key], state) if isinstance(key, int) else state
+            key: self._saved_state(*pairs[key], state) if isinstance(key, int) and state else state
             for key, state in packed["state"].items()
         }
         return {**packed, "state": states}
@@ -263,10 +265,11 @@ class Plan:
     """The rows of one native call, kept from step to step.
 
     Everything is checked when a plan is made. Later steps only compare whether it still holds (`holds`), and gather the
-    addresses of gradients: the same parameters at the same addresses, the same state tensors, dense gradients of the
-    same dtypes and sizes. Parameters and gradients that are not contiguous pass through buffers of the plan. A
-    thousand small parameters are stepped in the time of a few hundred calls of Python for each of these questions, so
-    that each is asked once, by a `map` over all of them.
+    addresses of gradients: the same parameters and state tensors at the same addresses (`tensor.data = ...` and
+    `share_memory_` move a tensor that stays the same object), dense gradients of the same dtypes and sizes. Parameters
+    and gradients that are not contiguous pass through buffers of the plan. A thousand small parameters are stepped in
+    the time of a few hundred calls of Python for each of these questions, so that each is asked once, by a `map` over
+    all of them.
 
     Args:
         row: the row struct of the operator.
@@ -275,6 +278,9 @@ class Plan:
         dtypes: the row's field for the dtype to that of the tensor, where it has one ("grad", "var" and such of
             `fields`).
     """
+
+    #: The options of the group that it was made for.
+    options: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -292,6 +298,7 @@ class Plan:
         in_place = [("a parameter", self.params), ("an optimizer state", tensors)]
         d.check_memory(in_place, [("a gradient", grads)])
         self._addresses = list(map(Tensor.data_ptr, self.params))
+        self._shapes, self._dtypes = list(map(_shape_of, self.params)), list(map(_dtype_of, self.params))
         self._grad_dtypes, self._numels = list(map(_dtype_of, grads)), list(map(Tensor.numel, grads))
         self._var, self._grad = Through(), Through()
         self._strided = self._var.see(self.params)
@@ -314,6 +321,8 @@ class Plan:
         try:  # what has no memory of its own, as a sparse gradient, raises RuntimeError when it is asked for its place
             return (
                 list(map(Tensor.data_ptr, params)) == self._addresses
+                and list(map(_shape_of, params)) == self._shapes
+                and list(map(_dtype_of, params)) == self._dtypes
                 and list(map(_dtype_of, grads)) == self._grad_dtypes
                 and list(map(Tensor.numel, grads)) == self._numels
                 and self._var.see(params) == self._strided
@@ -353,11 +362,17 @@ class _Alike:
     def __init__(self, keys: Sequence[str], states: Sequence[State]) -> None:
         self._states, self._of = states, itemgetter("step", *keys)
         self.steps, *self.columns = zip(*map(self._of, states), strict=True)
+        self._addresses = self._places(self.columns)
 
     def holds(self) -> bool:
-        """Whether the states hold the same tensors as at first; sees their steps."""
+        """Whether the states hold the same tensors as at first, where they were; sees their steps."""
         self.steps, *columns = zip(*map(self._of, self._states), strict=True)
-        return all(all(map(is_, now, then)) for now, then in zip(columns, self.columns, strict=True))
+        same = all(all(map(is_, now, then)) for now, then in zip(columns, self.columns, strict=True))
+        return same and self._places(columns) == self._addresses
+
+    @staticmethod
+    def _places(columns: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+        return [list(map(Tensor.data_ptr, column)) for column in columns]
 
 
 def _by_keys(states: Sequence[State], keys: Iterable[str]) -> list[tuple[tuple[str, ...], list[State]]]:
@@ -450,14 +465,23 @@ def _check_rows(
     for param, state in zip(params, states, strict=True):
         for key in keys:
             if key in state:
-                _check_state(key, state[key], param)
+                check_state(key, state[key], _state_dtypes(key, state, keys))
+                if not key.startswith("absmax"):
+                    d.require_shape(key, state[key], param.shape, "its parameter")
 
 
-def _check_state(key: str, tensor: Tensor, param: Tensor) -> None:
+def _state_dtypes(key: str, state: State, keys: Iterable[str]) -> Sequence[torch.dtype]:
+    """What a tensor of a state may be: moments are codes where the operator and the state have their scales."""
+    if key == "ema":
+        return d.FLOATS
+    scales = f"absmax_{key}"
+    return (torch.uint8,) if scales in keys and scales in state else (torch.float32,)
+
+
+def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    d.require_tensor(key, tensor, dtypes)
     if tensor.device != _CPU or not tensor.is_contiguous():
         raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
-    if not key.startswith("absmax"):
-        d.require_shape(key, tensor, param.shape, "its parameter")
 
 
 def check_param(param: Tensor) -> None:

@@ -22,6 +22,9 @@ class Buffers:
         self._products: dict[str, Tensor] = {}
 
     def now(self) -> dict[str, Tensor]:
+        gone = [name for name, (buffers, key) in self._places.items() if buffers.get(key) is None]
+        if gone:
+            raise ValueError(f"the model has no buffer {', '.join(gone)} any more; accepted: those that are averaged")
         return {name: sharding.local(buffers[key]) for name, (buffers, key) in self._places.items()}
 
     def first_averages(self) -> dict[str, Tensor]:
@@ -35,6 +38,7 @@ class Buffers:
             odd = sorted(now.keys() ^ averages.keys())
             raise ValueError(f"averaged buffers differ from the model's in {', '.join(odd)}; accepted: the same names")
         for name, value in now.items():
+            d.require_tensor(f"the average of {name}", averages[name], (torch.float64, *d.FLOATS))
             d.require_shape(f"the average of {name}", averages[name], value.shape, "its buffer")
 
     def average(self, averages: Mapping[str, Tensor], decay: float) -> None:

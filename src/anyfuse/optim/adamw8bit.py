@@ -98,7 +98,7 @@ class AdamW8bit(FusedOptimizer):
     def _prepare(
         self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
     ) -> Run:
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), (group["block_size"],))
         options = rows.options_of(group, grad_scale)
         return lambda: rows.run(plan, grads, options)
 

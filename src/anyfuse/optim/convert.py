@@ -201,7 +201,7 @@ def _to_arrays(states: list[tuple[int, tuple[Moment, Moment]]]) -> dict[str, Any
 
 def _to_torch(step: int, moments: tuple[Moment, Moment]) -> State:
     values = [moment.values() if isinstance(moment, Coded) else moment for moment in moments]
-    return {"step": torch.tensor(float(step)), **dict(zip(_KEYS, values, strict=True))}
+    return {"step": torch.tensor(float(step), dtype=torch.float32), **dict(zip(_KEYS, values, strict=True))}
 
 
 def _to_bitsandbytes(step: int, moments: tuple[Moment, Moment]) -> State:
@@ -215,7 +215,7 @@ def _to_bitsandbytes(step: int, moments: tuple[Moment, Moment]) -> State:
 
 
 def _to_torchao(step: int, moments: tuple[Moment, Moment]) -> State:
-    state: State = {"step": torch.tensor(float(step))}
+    state: State = {"step": torch.tensor(float(step), dtype=torch.float32)}
     for key, moment, signed in zip(_KEYS, moments, (True, False), strict=True):
         state[key] = moment
         if isinstance(moment, Coded):

@@ -150,7 +150,8 @@ class EMAAdamW(FusedOptimizer):
         if self._trained is not None:
             raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
         self._check_buffers()
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads))
+        made_for = group["state_bits"], group["block_size"]
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), made_for)
         updates = group["ema_updates"] + 1
         steps = plan.next_steps() if group["step_mode"] == "parameter" else [updates] * len(params)
         options = rows.options_of(group, grad_scale, decay_at(group, updates))

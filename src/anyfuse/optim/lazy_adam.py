@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from ._base import (
     check_choice,
     check_flag,
     check_param,
+    check_state,
     copy_value,
     count_steps,
     first_seed,
@@ -243,6 +244,8 @@ class LazyAdam(FusedOptimizer):
         if len(self.param_groups) > 1 or others:
             # More than one native call: the ids of all of them are looked at before the first.
             op.check_ids(call._replace(indices=[update.indices for update in grads], var=list(params)))
+        for i in others:
+            _check_tensors(params[i], states[i])
         tables, kept = [params[i] for i in direct], [states[i] for i in direct]
         self._plan_holds(number, tables, kept)
         plan = self._plan(number, lambda: TablePlan(tables, kept))
@@ -301,17 +304,17 @@ class LazyAdam(FusedOptimizer):
 class TablePlan:
     """The rows of one native call, kept from step to step: what stays is written once, and each step adds its own."""
 
+    options: tuple[object, ...] = ()
+
     def __init__(self, params: list[Tensor], states: list[State]) -> None:
         self.params, self.states = params, states
         self.shapes = [param.shape for param in params]
         for param, state in zip(params, states, strict=True):
-            for key in ("exp_avg", "exp_avg_sq"):
-                d.require_shape(key, state[key], param.shape, "its parameter")
-            if "row_step" in state:
-                d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
+            _check_tensors(param, state)
         self.tensors = _tensors_of(states)
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
-        self.addresses = list(map(Tensor.data_ptr, params))
+        self.addresses = list(map(Tensor.data_ptr, (*params, *self.tensors)))
+        self.dtypes = list(map(_dtype_of, params))
         self.written = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
         self._gradients, self._params = Through(), Through()
         self.rows = np.zeros(len(params), dtype=np.dtype(op.Row))
@@ -326,10 +329,11 @@ class TablePlan:
         return (
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
-            and list(map(Tensor.data_ptr, params)) == self.addresses
-            and [param.shape for param in params] == self.shapes
             and len(tensors) == len(self.tensors)
             and all(map(is_, tensors, self.tensors))
+            and list(map(Tensor.data_ptr, (*params, *tensors))) == self.addresses
+            and [param.shape for param in params] == self.shapes
+            and list(map(_dtype_of, params)) == self.dtypes
         )
 
     def run(
@@ -368,11 +372,21 @@ class TablePlan:
 
 _native = _core.function("lazy_adam", op.Params)
 _moments = itemgetter("exp_avg", "exp_avg_sq")
+_dtype_of = attrgetter("dtype")
 
 
 def _tensors_of(states: Sequence[State]) -> list[Tensor]:
     moments = [tensor for state in states for tensor in _moments(state)]
     return moments + [state["row_step"] for state in states if "row_step" in state]
+
+
+def _check_tensors(param: Tensor, state: State) -> None:
+    for key in ("exp_avg", "exp_avg_sq"):
+        check_state(key, state[key], (torch.float32,))
+        d.require_shape(key, state[key], param.shape, "its parameter")
+    if "row_step" in state:
+        check_state("row_step", state["row_step"], (torch.int32,))
+        d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
 
 
 def _rows_of(param: Tensor) -> int:

@@ -126,7 +126,7 @@ def corrections(
 ) -> Tensor:
     """1 - beta^t of each tensor for both betas, (2, count); their reciprocals in the device convention."""
     if not enabled:
-        return torch.ones(2, count, device=device)
+        return torch.ones(2, count, dtype=torch.float32, device=device)
     b1, b2 = d.f32(beta1), d.f32(beta2)
     if on_host(step):
         steps = d.step_values(step, count)

@@ -397,7 +397,7 @@ class Numbers:
         return torch.stack([numbers(column, call.var[0].device) for column in zip(*rows, strict=True)])
 
     def _on_device(self, call: Call, count: int) -> Tensor:
-        result = torch.empty(3, count, device=call.var[0].device)
+        result = torch.empty(3, count, dtype=torch.float32, device=call.var[0].device)
         self.launches.append(self.launch(call, spread(call.lr, count, result.device, torch.float64), result))
         return result
 
