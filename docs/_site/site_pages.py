@@ -107,7 +107,7 @@ def names(spec: OpSpec) -> str:
         "Python": f"`anyfuse.{function}`",
         "`torch.library`, for compiled graphs and exports": f"`torch.ops.anyfuse.{function}`",
         "C": f"`anyfuse_{spec.name}`, in `anyfuse.h`",
-        "its document": spec.document,
+        "in the document that defines it": f"`{spec.document}`",
         "updated in place": ", ".join(f"`{name}`" for name in spec.in_place) or "nothing",
         "returned": ", ".join(f"`{name}`" for name in spec.outputs),
     }

@@ -469,7 +469,7 @@ register(
         name="add_rms_norm_dynamic_quant",
         function=add_rms_norm_dynamic_quant,
         schema=SCHEMA,
-        document="003",
+        document="aclnnAddRmsNormDynamicQuantV2",
         summary="residual add, RMSNorm and one or two row-wise quantizations in one pass",
         outputs=("y1", "y2", "x", "scale1", "scale2"),
         profiles=PROFILES,

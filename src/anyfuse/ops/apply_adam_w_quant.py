@@ -518,7 +518,7 @@ register(
         name="apply_adam_w_quant",
         function=apply_adam_w_quant_,
         schema=SCHEMA,
-        document="000",
+        document="aclnnApplyAdamWQuant",
         summary="AdamW with 8-bit moments, scaled block by block",
         in_place=("var", "m", "v", "absmax_m", "absmax_v", "s"),
         outputs=("var", "m", "v", "absmax_m", "absmax_v"),

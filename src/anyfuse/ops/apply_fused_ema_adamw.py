@@ -326,7 +326,7 @@ register(
         name="apply_fused_ema_adamw",
         function=apply_fused_ema_adamw_,
         schema=SCHEMA,
-        document="001",
+        document="npu_apply_fused_ema_adamw",
         summary="AdamW and an EMA of the weights in one pass",
         in_place=("var", "m", "v", "s"),
         outputs=("var", "m", "v", "s"),

@@ -702,7 +702,7 @@ register(
         name="lazy_adam",
         function=lazy_adam_,
         schema=SCHEMA,
-        document="004",
+        document="LazyAdam",
         summary="Adam for the rows of a table that a step names",
         in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),

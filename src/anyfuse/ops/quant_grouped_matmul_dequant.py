@@ -254,7 +254,7 @@ register(
         name="quant_grouped_matmul_dequant",
         function=quant_grouped_matmul_dequant,
         schema=SCHEMA,
-        document="003",
+        document="npu_quant_grouped_matmul_dequant",
         summary="groups of rows quantized to int8, each times int8 weights of its own, back to float",
         outputs=("out",),
         profiles=PROFILES,

@@ -447,7 +447,7 @@ register(
         name="quant_matmul_dequant",
         function=quant_matmul_dequant,
         schema=SCHEMA,
-        document="003",
+        document="npu_quant_matmul_dequant",
         summary="rows quantized to int8, times int8 weights, back to float",
         outputs=("out",),
         profiles=PROFILES,
