@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,10 +27,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from anyfuse import apply_adam_w_quant_, apply_fused_ema_adamw_, lazy_adam_
+from anyfuse._machine import machine
 from anyfuse._sampling import same_bits
-from anyfuse.bench import report
+from anyfuse.bench import plot, report
 from anyfuse.bench.case import Case, Goal, Peer, Runner, Work
-from anyfuse.bench.command import finish
+from anyfuse.bench.command import conclude as end
 from anyfuse.bench.measure import OURS, Settings, conclude
 from anyfuse.bench.timing import Neighbours, interleave, once
 from anyfuse.formats import create_codebook
@@ -205,7 +206,12 @@ def main(
             if case in title:
                 results.append(measure(name, SIDES[name], title, settings))
                 report.show(results[-1], console)
-    finish(results, settings, json_file, plot_file, console)
+    whole = report.assemble(machine(), asdict(settings), results)
+    if json_file is not None:
+        report.write(whole, json_file)
+    if plot_file is not None:
+        plot.draw(whole, plot_file)
+    end(whole, console)
 
 
 if __name__ == "__main__":

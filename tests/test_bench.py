@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import runpy
 import time
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import anyfuse
@@ -280,3 +282,15 @@ def test_unknown_operators_and_cases_are_errors() -> None:
         invoke("nothing")
     with pytest.raises(ValueError, match="no benchmark case"):
         invoke(EMA.name, "--case", "nothing")
+
+
+SCRIPTS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_scripts_beside_the_package_begin(script: Path) -> None:
+    """What they import is there, and their options are a command's."""
+    main = runpy.run_path(str(script), run_name="imported")["main"]
+    app = typer.Typer()
+    app.command()(main)
+    assert CliRunner().invoke(app, ["--help"]).exit_code == 0
