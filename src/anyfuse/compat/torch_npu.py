@@ -109,6 +109,14 @@ def _y_dtype(given: Any) -> Any:
     return _Y_DTYPES[given]
 
 
+def _check_rows(x: Any, x_offset: Any) -> None:
+    """Refuses what the official calls do not take: another rank, asymmetric quantization."""
+    if isinstance(x, Tensor) and x.dim() != 2:
+        raise ValueError(f"x has {x.dim()} dimensions; accepted: 2")
+    if x_offset is not None:
+        raise ValueError("x_offset is given; accepted: None")
+
+
 def npu_quant_matmul_dequant(
     x: Tensor,
     quantized_weight: Tensor,
@@ -134,10 +142,7 @@ def npu_quant_matmul_dequant(
         RuntimeError: arguments that are not accepted.
     """
     with runtime_errors():
-        if isinstance(x, Tensor) and x.dim() != 2:
-            raise ValueError(f"x has {x.dim()} dimensions; accepted: 2")
-        if x_offset is not None:
-            raise ValueError("x_offset is given; accepted: None")
+        _check_rows(x, x_offset)
         return quant_matmul_dequant(
             x,
             quantized_weight,
@@ -177,10 +182,7 @@ def npu_quant_grouped_matmul_dequant(
         RuntimeError: arguments that are not accepted.
     """
     with runtime_errors():
-        if isinstance(x, Tensor) and x.dim() != 2:
-            raise ValueError(f"x has {x.dim()} dimensions; accepted: 2")
-        if x_offset is not None:
-            raise ValueError("x_offset is given; accepted: None")
+        _check_rows(x, x_offset)
         return quant_grouped_matmul_dequant(
             x,
             quantized_weight,
