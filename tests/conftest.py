@@ -11,6 +11,8 @@ from anyfuse import _core, compat
 
 # Long runs of the same tests: ANYFUSE_TEST_DRAWS=100000 python -m pytest tests/test_all_ops.py
 DRAWS = int(os.environ.get("ANYFUSE_TEST_DRAWS", "2000"))
+if os.environ.keys() & {"ANYFUSE_TEST_DRAWS", "ANYFUSE_TEST_CALLS", "ANYFUSE_TEST_HUGE", "ANYFUSE_PROPERTIES"}:
+    os.environ.setdefault("PYTEST_TIMEOUT", "0")  # what takes hours was asked for
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

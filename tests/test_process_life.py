@@ -6,7 +6,6 @@ import contextlib
 import gc
 import mmap
 import os
-import random
 import resource
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import operators
 import pytest
 import torch
+from endings import delays, end_while
 from torch import Tensor
 
 import anyfuse
@@ -157,20 +157,8 @@ def check_whole(folder: Folder, size: int = 200_000) -> bool:
 def test_a_process_that_ends_while_it_saves_leaves_whole_files(number: int, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     write(folder, b"a")
-    source = random.Random(0)
-    for _ in range(12):
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                while True:
-                    write(folder, b"b")
-                    write(folder, b"a")
-            except BaseException:  # an error would also leave the loop: the parent looks for its traces
-                os._exit(1)
-        time.sleep(source.uniform(0.005, 0.03))
-        os.kill(child, number)
-        os.waitpid(child, 0)
+    for delay in delays(12, 0.005, 0.03):
+        end_while(lambda: (write(folder, b"b"), write(folder, b"a")), number, delay)
         check_whole(folder)
         if number == signal.SIGINT:
             assert not list(tmp_path.rglob("*.part")), "a temporary file stays"

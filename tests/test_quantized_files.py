@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import os
-import random
 import signal
 import struct
-import time
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from fuzz.readers import PARTS, SIZES, make_quantized, parts_of, read_quantized, replaced, with_header
+from fuzz.readers import PARTS, make_quantized, parts_of, read_quantized, replaced, with_header
 from hypothesis import event, given
 from hypothesis import strategies as st
 from longer import search
@@ -24,7 +23,10 @@ from test_process_life import files_of, largest_file
 
 import anyfuse
 
-transformers = pytest.importorskip("transformers", reason="extra hf is not installed")
+pytest.importorskip("transformers", reason="extra hf is not installed")
+
+import quantized_endings
+from quantized_endings import model_of, number_of
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus" / "quantized"
 
@@ -34,26 +36,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quantized") / "model"
     make_quantized(folder)
     return folder
-
-
-def model_of(number: int) -> Any:
-    """A tiny quantized model whose config and weights both tell the number."""
-    config = transformers.LlamaConfig(**SIZES, rms_norm_eps=number / 1024)
-    model = transformers.LlamaForCausalLM(config).eval()
-    model.model.norm.weight.data.fill_(number)
-    anyfuse.quantize_(model, calibration=None)
-    return model
-
-
-def number_of(folder: Path) -> int | None:
-    """The number of the model in a folder, which is of one piece; None where loading is refused."""
-    try:
-        model = anyfuse.load_quantized(folder)
-    except OSError:
-        return None
-    number = int(model.config.rms_norm_eps * 1024)
-    assert torch.equal(model.model.norm.weight, torch.full_like(model.model.norm.weight, number)), "two models in one"
-    return number
 
 
 # ---- reading ----
@@ -132,28 +114,9 @@ def test_a_header_longer_than_the_file(saved: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_ends_while_it_saves_leaves_one_model_or_none(number: int, tmp_path: Path) -> None:
-    models = [model_of(i) for i in (1, 2)]
-    anyfuse.save_quantized(models[0], tmp_path)
-    source, seen = random.Random(0), set()
-    for _ in range(10):
-        child = os.fork()
-        if child == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                while True:
-                    for model in reversed(models):
-                        anyfuse.save_quantized(model, tmp_path)
-            except BaseException:
-                os._exit(1)
-        time.sleep(source.uniform(0.01, 0.06))
-        os.kill(child, number)
-        os.waitpid(child, 0)
-        seen.add(number_of(tmp_path))
-        if number == signal.SIGINT:
-            assert not list(tmp_path.glob(".saving-*")), "a temporary folder stays"
-    assert seen - {None}
-    anyfuse.save_quantized(models[1], tmp_path)
-    assert number_of(tmp_path) == 2
+    command = [sys.executable, quantized_endings.__file__, str(tmp_path), str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("calls", range(1, 6))
