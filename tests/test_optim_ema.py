@@ -468,3 +468,34 @@ def test_case_38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
     taken = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
     limit = 0.01 * sum(param.nbytes for param in params)
     assert native.call_count == 1 and taken < limit and peak < limit, (taken, peak)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("ema_warmup", "foo"),
+        ("step_mode", "x"),
+        ("adam_w_mode", None),
+        ("bias_correction", "row"),
+        ("ema_dtype", torch.float64),
+    ],
+)
+def test_choices_that_change_between_steps_are_looked_at(option: str, value: Any) -> None:
+    weight = parameter(1.0)
+    optimizer = EMAAdamW([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = value
+    with pytest.raises((TypeError, ValueError), match=option):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(("updates", "error"), [(-5, ValueError), ("x", TypeError), (True, TypeError)])
+def test_a_saved_count_of_updates_that_makes_no_sense_is_refused(updates: Any, error: type[Exception]) -> None:
+    optimizer = EMAAdamW([parameter(1.0)])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["ema_updates"] = updates
+    with pytest.raises(error, match="ema_updates"):
+        optimizer.load_state_dict(saved)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import _core
 from .._settings import use_reference
+from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
 from ..ops import lazy_adam as op
 from . import _sharding as sharding
@@ -26,12 +27,14 @@ from ._base import (
     check_flag,
     check_param,
     check_state,
-    copy_value,
     count_steps,
     first_seed,
     next_steps,
     seeds_of,
 )
+from ._loading import copies
+from ._memory import Written
+from ._options import check_whole
 
 _ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
 
@@ -132,21 +135,25 @@ class LazyAdam(FusedOptimizer):
         }
         self._rows: Mapping[Tensor, tuple[Tensor, Tensor]] = {}
         self._visible: Tensor | None = None
+        self._checked: dict[int, tuple[Any, ...]] = {}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._rows, self._visible = {}, None
+        self._rows, self._visible, self._checked = {}, None, {}
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
+        self._check_choices(group)
+
+    def _check_choices(self, group: Group) -> None:
         check_choice("bias_correction", group["bias_correction"], ("global", "row", False))
         check_choice("eps_mode", group["eps_mode"], op.EPS_MODES)
         check_choice("decay_mode", group["decay_mode"], op.DECAY_MODES)
         check_flag("stochastic_rounding", group["stochastic_rounding"])
-        padding = group["padding_idx"]
-        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int)):
-            raise TypeError(f"padding_idx is a {type(padding).__name__}; accepted: an int or None")
+        check_whole("rounding_seed", group["rounding_seed"])
+        if group["padding_idx"] is not None:
+            check_whole("padding_idx", group["padding_idx"])
         op.check_options(_call(group), row_step=_counts_rows(group), step=True)
 
     # ---- the step ----
@@ -210,17 +217,17 @@ class LazyAdam(FusedOptimizer):
             ids, values = self._rows[param]
             d.require_tensor("ids of rows", ids, op.IDS)
             d.require_tensor("values of rows", values, d.FLOATS)
-            return Update(values, ids.reshape(-1))
+            return Update(values.resolve_neg(), ids.resolve_neg().reshape(-1))
         assert param.grad is not None
         (grad,) = sharding.local_gradients([param], [param.grad])
         if grad.layout is torch.strided:
-            return Update(grad, self._visible)
+            return Update(grad.resolve_neg(), self._visible)
         if grad.layout is not torch.sparse_coo:
             raise TypeError(f"a gradient has layout {grad.layout}; accepted: strided or sparse_coo")
         d.require(
             grad.sparse_dim() == 1, f"a gradient has {grad.sparse_dim()} sparse dimensions; accepted: 1, the rows"
         )
-        return Update(grad._values(), grad._indices()[0])
+        return Update(grad._values().resolve_neg(), grad._indices()[0])
 
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         for param, update in zip(params, grads, strict=True):
@@ -229,6 +236,10 @@ class LazyAdam(FusedOptimizer):
     def _prepare(
         self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Any], grad_scale: float
     ) -> Run:
+        choices = _choices(group)
+        if self._checked.get(number) != choices:  # they may change between two steps
+            self._check_choices(group)
+            self._checked[number] = choices
         call = _call(group)
         states = [self._state_of(group, param) for param in params]
         seeds = seeds_of(group, number, params)
@@ -246,9 +257,11 @@ class LazyAdam(FusedOptimizer):
             op.check_ids(call._replace(indices=[update.indices for update in grads], var=list(params)))
         for i in others:
             _check_tensors(params[i], states[i])
+            _written(params[i : i + 1], states[i : i + 1]).refuse("a gradient", [grads[i].gradient])
         tables, kept = [params[i] for i in direct], [states[i] for i in direct]
         self._plan_holds(number, tables, kept)
         plan = self._plan(number, lambda: TablePlan(tables, kept))
+        plan.written.refuse("a gradient", [grads[i].gradient for i in direct])
 
         def run() -> None:
             if direct:
@@ -281,7 +294,7 @@ class LazyAdam(FusedOptimizer):
         return state
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
-        adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+        adapted = copies(state, param)
         mine = sharding.local(param)
         shapes = {"exp_avg": tuple(mine.shape), "exp_avg_sq": tuple(mine.shape), "row_step": (_rows_of(mine),)}
         for key, shape in shapes.items():
@@ -315,7 +328,9 @@ class TablePlan:
         d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
         self.addresses = list(map(Tensor.data_ptr, (*params, *self.tensors)))
         self.dtypes = list(map(_dtype_of, params))
-        self.written = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
+        self.state_shapes = list(map(_shape_of, self.tensors))
+        self.written = _written(params, states)
+        self._bumped = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
         self._gradients, self._params = Through(), Through()
         self.rows = np.zeros(len(params), dtype=np.dtype(op.Row))
         self.rows["rows"] = list(map(_rows_of, params))
@@ -334,6 +349,7 @@ class TablePlan:
             and list(map(Tensor.data_ptr, (*params, *tensors))) == self.addresses
             and [param.shape for param in params] == self.shapes
             and list(map(_dtype_of, params)) == self.dtypes
+            and list(map(_shape_of, tensors)) == self.state_shapes
         )
 
     def run(
@@ -367,12 +383,15 @@ class TablePlan:
             op.check_ids(call._replace(indices=indices, var=self.params))  # says which
             raise
         self._params.write(self.params)
-        torch.autograd.graph.increment_version(self.written)
+        torch.autograd.graph.increment_version(self._bumped)
 
 
 _native = _core.function("lazy_adam", op.Params)
+_choices = itemgetter(
+    "bias_correction", "eps_mode", "decay_mode", "padding_idx", "stochastic_rounding", "rounding_seed", "eps"
+)
 _moments = itemgetter("exp_avg", "exp_avg_sq")
-_dtype_of = attrgetter("dtype")
+_dtype_of, _shape_of = attrgetter("dtype"), attrgetter("shape")
 
 
 def _tensors_of(states: Sequence[State]) -> list[Tensor]:
@@ -380,7 +399,12 @@ def _tensors_of(states: Sequence[State]) -> list[Tensor]:
     return moments + [state["row_step"] for state in states if "row_step" in state]
 
 
+def _written(params: Sequence[Tensor], states: Sequence[State]) -> Written:
+    return Written(("a parameter", params), ("an optimizer state", _tensors_of(states)))
+
+
 def _check_tensors(param: Tensor, state: State) -> None:
+    arguments.check_memory_exists([("a parameter", param)])
     for key in ("exp_avg", "exp_avg_sq"):
         check_state(key, state[key], (torch.float32,))
         d.require_shape(key, state[key], param.shape, "its parameter")
