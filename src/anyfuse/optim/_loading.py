@@ -33,8 +33,9 @@ def copies(state: Mapping[str, Any], param: Tensor) -> State:
 def _checked_step(value: Any) -> Any:
     if isinstance(value, Tensor):
         d.require(value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element")
+    if isinstance(value, (Tensor, np.number)):
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"step of a saved state is a {type(value).__name__}; accepted: a whole number")
     d.require(
         0 <= value < 2**62 and value % 1 == 0, f"step of a saved state is {value}; accepted: 0 and whole numbers above"
