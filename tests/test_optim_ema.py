@@ -499,3 +499,31 @@ def test_a_saved_count_of_updates_that_makes_no_sense_is_refused(updates: Any, e
     saved["param_groups"][0]["ema_updates"] = updates
     with pytest.raises(error, match="ema_updates"):
         optimizer.load_state_dict(saved)
+
+
+def test_a_state_loaded_while_the_ema_is_in_place_loses_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    before, saved = values(model), snapshot(optimizer)
+    with optimizer.swap_ema():
+        optimizer.load_state_dict(saved)
+        with pytest.raises(RuntimeError, match="inside swap_ema"):
+            train(model, optimizer, [3])
+    assert equal(model.parameters(), before)
+    optimizer.store(model.parameters())
+    optimizer.copy_to()
+    optimizer.load_state_dict(saved)
+    optimizer.restore(model.parameters())
+    assert equal(model.parameters(), before)
+
+
+def test_an_optimizer_copied_while_the_ema_is_in_place_holds_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    with optimizer.swap_ema():
+        copied, other = copy.deepcopy((model, optimizer))
+    train(copied, other, [3])
+    with other.swap_ema():
+        pass

@@ -536,6 +536,26 @@ def test_choices_that_change_between_steps_are_looked_at(options: dict[str, Any]
     assert torch.equal(weight, before)
 
 
+@pytest.mark.parametrize(
+    ("pair", "names"),
+    [
+        ((torch.tensor([1]),), "rows"),
+        (None, "rows"),
+        ((torch.tensor([1]), torch.ones(1, 4).to_sparse()), "values of rows"),
+        ((torch.tensor([1], device="meta"), torch.ones(1, 4)), "ids"),
+        ((torch.tensor([1]), torch.ones(1, 4, device="meta")), "gradient"),
+        (([1], torch.ones(1, 4)), "ids of rows"),
+    ],
+)
+def test_rows_of_a_wrong_kind_are_refused_by_name(pair: Any, names: str) -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    with pytest.raises((TypeError, ValueError), match=names):
+        LazyAdam([weight]).step(rows={weight: pair})
+    with pytest.raises(TypeError, match="rows is a list"):
+        LazyAdam([weight]).step(rows=[pair])  # type: ignore[arg-type]
+    assert torch.equal(weight, torch.ones(3, 4))
+
+
 def test_values_and_ids_that_are_negated_views_keep_their_sign() -> None:
     values, ids = torch.tensor([[1.0], [-2.0]]), torch.tensor([1, 0])
     results = []

@@ -134,9 +134,9 @@ class EMAAdamW(FusedOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._trained = self._stored = None
         self._codebooks = rows.Codebooks()
-        self.__dict__.setdefault("_buffers", None)  # loading a state keeps the model, a copied optimizer has none
+        for name in ("_trained", "_stored", "_buffers"):  # loading a state keeps them, a copied optimizer has none
+            self.__dict__.setdefault(name, None)
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
@@ -268,12 +268,12 @@ class EMAAdamW(FusedOptimizer):
         if model is None and any(sharding.is_sharded(param) for param, _ in pairs):
             raise ValueError("swap_ema of sharded parameters without a model; accepted: swap_ema(model)")
         _reshard(model)
-        self._trained = [(param, sharding.local(param).detach().clone()) for param, _ in pairs]
+        self._trained = trained = [(param, sharding.local(param).detach().clone()) for param, _ in pairs]
         try:
             _assign(pairs)
             yield
         finally:
-            trained, self._trained = self._trained, None
+            self._trained = None
             _reshard(model)
             _assign(trained)
 

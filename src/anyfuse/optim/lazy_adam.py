@@ -199,6 +199,8 @@ class LazyAdam(FusedOptimizer):
                     state["row_step"].fill_(step)
 
     def _check_call(self) -> None:
+        if not isinstance(self._rows, Mapping):
+            raise TypeError(f"rows is a {type(self._rows).__name__}; accepted: a dict of table to (ids, values)")
         known = {param for group in self.param_groups for param in group["params"]}
         d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
         if self._visible is not None:
@@ -214,10 +216,15 @@ class LazyAdam(FusedOptimizer):
             d.require(
                 param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them"
             )
-            ids, values = self._rows[param]
+            pair = self._rows[param]
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"rows holds a {type(pair).__name__}; accepted: pairs of ids and values")
+            ids, values = pair
             d.require_tensor("ids of rows", ids, op.IDS)
             d.require_tensor("values of rows", values, d.FLOATS)
-            return Update(values.resolve_neg(), ids.resolve_neg().reshape(-1))
+            ids, values = ids.resolve_neg(), values.resolve_neg()
+            arguments.check_memory_exists([("ids of rows", ids), ("values of rows", values)])
+            return Update(values, ids.reshape(-1))
         assert param.grad is not None
         (grad,) = sharding.local_gradients([param], [param.grad])
         if grad.layout is torch.strided:
@@ -468,6 +475,8 @@ def _check_update(param: Tensor, update: Update) -> None:
     d.require_tensor("a gradient", update.gradient, d.FLOATS)
     if update.gradient.device != param.device:
         raise ValueError(f"a gradient lies on {update.gradient.device}; accepted: {param.device}, as its parameter")
+    if update.indices is not None and update.indices.device != param.device:
+        raise ValueError(f"ids or a mask lie on {update.indices.device}; accepted: {param.device}, as their parameter")
     if update.indices is None:
         return d.require_shape("a gradient", update.gradient, param.shape, "its parameter")
     if update.indices.dtype == torch.bool:
