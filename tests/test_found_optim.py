@@ -129,3 +129,28 @@ def test_a_state_whose_shape_changes_in_place_is_refused(make: Make) -> None:
     with pytest.raises(ValueError, match="exp_avg"):
         optimizer.step()
     assert torch.equal(weight, before)
+
+
+def test_a_gradient_whose_memory_is_released_is_refused_before_any_write(make: Make) -> None:
+    weights = [nn.Parameter(torch.ones(60)), nn.Parameter(torch.ones(60))]
+    optimizer = make([{"params": [weight]} for weight in weights])
+    for weight in weights:
+        weight.grad = torch.ones(60)
+    optimizer.step()
+    before = [weight.detach().clone() for weight in weights]
+    weights[1].grad.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match=r"gradient.*released"):
+        optimizer.step()
+    assert equal(weights, before)
+
+
+def test_a_gradient_of_another_shape_and_the_same_size_is_refused(make: Make) -> None:
+    weight = nn.Parameter(torch.ones(5, 12))
+    optimizer = make([weight])
+    weight.grad = torch.ones(5, 12)
+    optimizer.step()
+    before = weight.detach().clone()
+    weight.grad.data = torch.ones(12, 5)  # torch compares shapes where a gradient is set, not here
+    with pytest.raises(ValueError, match="gradient has shape"):
+        optimizer.step()
+    assert torch.equal(weight, before)

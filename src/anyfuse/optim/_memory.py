@@ -29,8 +29,10 @@ class Written:
         self._reach = np.maximum.accumulate(ends[order])  # of those up to here: strided ones may lie in each other
 
     def refuse(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """ValueError where one of the tensors shares an element with what is written."""
-        if self.meets(*_ranges(tensors)):
+        """ValueError where one of the tensors shares an element with what is written, TypeError where one that is not
+        empty has no memory."""
+        starts, ends = _ranges(tensors)
+        if self.meets(starts, ends) or not starts.all():
             d.check_memory(self._in_place, [(name, tensors)])
 
     def meets(self, starts: np.ndarray, ends: np.ndarray) -> bool:
