@@ -45,8 +45,8 @@ class AdamW8bit(FusedOptimizer):
 
     State of a parameter: `step` (int), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
     `absmax_exp_avg_sq` (float32, one for each block): 2 + 8/block_size bytes an element. Below `min_8bit_size`:
-    `exp_avg` and `exp_avg_sq` in float32. `load_state_dict` never quantizes: a state of torch's AdamW stays float32;
-    `import_state` makes codes of it.
+    `exp_avg` and `exp_avg_sq` in float32. `load_state_dict` never quantizes: a state of torch's AdamW stays float32,
+    and `anyfuse.optim.import_state(optimizer, state_dict, "torch")` makes codes of it.
 
     Raises:
         TypeError: a parameter, a gradient or an option of another kind.
