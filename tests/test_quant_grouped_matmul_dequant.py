@@ -234,7 +234,7 @@ def test_every_layout_gives_the_same(target: str) -> None:
 
 
 def test_a_packed_weight_brings_its_scales_along() -> None:
-    """The scales may be left out, as in the plain operator; others that are given go before them; the ends stay asked for."""
+    """They may be left out, as in the plain operator, and give way to others that are given. The ends are required."""
     given = problem()
     x, weight, scale, ends = (given[name] for name in ("x", "weight", "weight_scale", "group_list"))
     packed = pack_weight(weight, scale)

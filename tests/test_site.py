@@ -72,6 +72,21 @@ def test_site_leads_nowhere_wrong(site: Path) -> None:
                 assert anchor in pages[file].anchors, f"{path.name}: {target}"
 
 
+def test_links_to_files_with_a_page_lead_to_it(site: Path) -> None:
+    """Links of the repository's pages that leave docs: to an operator, a module, the benchmarks; others are words."""
+    for page, target in (
+        ("tutorials/8bit-training.html", "../operators/apply_adam_w_quant.html"),
+        ("tutorials/aclnn-c.html", "../reference/anyfuse.aclnn.html"),
+        ("index.html", "operators/index.html"),
+        ("index.html", "benchmarks.html"),
+    ):
+        assert target in Page(site / page).links
+    for path in site.rglob("*.html"):
+        assert not [link for link in Page(path).links if re.match(r"[./]*(?:src|tests|csrc|examples)/", link)], (
+            path.name
+        )
+
+
 def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         assert not [target for target in Page(path).loads if re.match(r"(https?:)?//", target)], path.name

@@ -1,5 +1,5 @@
 r"""Rows in groups: each group quantized to int8, times the int8 weights of its own, back to float, in one call
-(torch_npu's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`).
+(torch_npu's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`; in C aclnnQuantGroupedMatmulDequant).
 
 The rows of x are sorted by group (expert), and `group_list` holds the row at which each group ends. For every group i,
 with begin = group_list[i-1] (0 for the first) and end = group_list[i],
@@ -101,8 +101,8 @@ def quant_grouped_matmul_dequant(
             16, 32). k up to 131071.
         weight_scale: (G, n), float32; or int64, holding weight_scale·x_scale (`formats.pack_scale_int64`), which needs
             a float16 x_scale and `quant_mode="pertensor"`. Left out where a PackedWeight brings it along.
-        group_list: (G,) int64, the end of each group's rows: ascending (equal ends: an empty group), from 0 to m. Always
-            required; by name where weight_scale is left out.
+        group_list: (G,) int64, the end of each group's rows: ascending (equal ends: an empty group), from 0 to m.
+            Always required; by name where weight_scale is left out.
         bias: (G, n) int32, added to the sums before they are scaled.
         x_scale: the scale of x, ≥ 0: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
             float32, or float16 beside an int64 weight_scale. None: from each row (dynamic; per token only). With int8
