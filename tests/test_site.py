@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import logging
 import re
 import sys
 from html.parser import HTMLParser
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from pages import built_site
 
 from anyfuse._opspec import REGISTRY, OpSpec
 
@@ -24,17 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `mkdocs build --strict` does."""
-    folder = tmp_path_factory.mktemp("site")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    level = logging.getLogger("mkdocs").level
-    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder))
-    config.plugins.on_startup(command="build", dirty=False)
-    build(config)
-    logging.getLogger("mkdocs").setLevel(level)
-    return folder
+    return built_site(tmp_path_factory.mktemp("site"))
 
 
 class Page(HTMLParser):
