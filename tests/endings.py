@@ -15,12 +15,13 @@ PATIENCE = 20.0  # seconds that an ended process has to be gone
 
 
 def end_while(work: Callable[[], object], number: int, delay: float) -> None:
-    """Forks a child that does the work over and over, and ends it by the signal some seconds after it has begun."""
+    """Forks a child that does the work over and over, and ends it some seconds after it has done it once."""
     begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            work()
             os.write(begins, b"b")
             while True:
                 work()
