@@ -152,6 +152,19 @@ def test_quant_matmul_dequant(blocked: bool) -> None:
     assert torch.equal(out, anyfuse.quant_matmul_dequant(x, weight, scale))
 
 
+@pytest.mark.parametrize("entry", ["aclnnQuantGroupedMatmulDequant", "aclnnQuantGroupedMatmulDequantWeightNZ"])
+def test_quant_grouped_matmul_dequant(entry: str) -> None:
+    torch.manual_seed(3)
+    x, weight = torch.randn(5, 64).half(), torch.randint(-128, 128, (2, 32, 64), dtype=torch.int8)
+    scale, ends, out = torch.rand(2, 32), torch.tensor([1, 4]), torch.ones(5, 32).half()
+    given = torch.stack([anyfuse.formats.nd_to_nz(one) for one in weight]) if entry.endswith("NZ") else weight
+    aclnn.call(entry, x, given, scale, ends, xQuantMode="pertoken", transposeWeight=True, out=out)
+    assert torch.equal(out, anyfuse.quant_grouped_matmul_dequant(x, weight, scale, ends))
+    assert not out[4:].any()
+    with pytest.raises(AclnnError, match="161002"):
+        aclnn.call(entry, x, given, scale, ends.flip(0), xQuantMode="pertoken", transposeWeight=True, out=out)
+
+
 def test_trans_matmul_weight() -> None:
     weight = torch.randint(-128, 128, (32, 64), dtype=torch.int8)
     blocks = anyfuse.formats.nd_to_nz(weight)

@@ -154,7 +154,7 @@ def test_named_parameters(make: Make) -> None:
     assert optimizer.state_dict()["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
 
 
-def test_case_21_a_parameter_counts_its_own_steps(make: Make) -> None:
+def test_case_o21_a_parameter_counts_its_own_steps(make: Make) -> None:
     a, b = parameter(0.0), parameter(0.0)
     optimizer = make([a, b], lr=0.1, weight_decay=0.0)
     for step in range(10):
@@ -166,7 +166,7 @@ def test_case_21_a_parameter_counts_its_own_steps(make: Make) -> None:
     assert optimizer.state[a]["step"] == 10 and optimizer.state[b]["step"] == 1
 
 
-def test_case_21_mixed_dtypes_in_one_group(make: Make) -> None:
+def test_case_o21_mixed_dtypes_in_one_group(make: Make) -> None:
     weights = [nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in DTYPES]
     optimizer = make(weights)
     give_gradients(weights, 0)
@@ -174,7 +174,7 @@ def test_case_21_mixed_dtypes_in_one_group(make: Make) -> None:
     assert [optimizer.state[weight]["step"] for weight in weights] == [1, 1, 1]
 
 
-def test_case_22_empty_parameters_among_others(make: Make) -> None:
+def test_case_o22_empty_parameters_among_others(make: Make) -> None:
     sizes = ([4096, 0], [0, 4096], [0] * 50)
     results = []
     for group in sizes:
@@ -189,7 +189,7 @@ def test_case_22_empty_parameters_among_others(make: Make) -> None:
     assert equal(results[0], results[1]) and not torch.equal(results[0][0], torch.ones(4096))
 
 
-def test_case_10_scalars_and_odd_sizes(make: Make) -> None:
+def test_case_o10_scalars_and_odd_sizes(make: Make) -> None:
     for shape in ((), (0,), (1,), (255,), (256,), (257,), (4097,)):
         weight = nn.Parameter(torch.ones(shape))
         weight.grad = torch.ones(shape)
@@ -220,7 +220,7 @@ def test_tied_parameters_are_stepped_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_case_8_noncontiguous_parameters_and_gradients(make: Make, dtype: torch.dtype) -> None:
+def test_case_o8_noncontiguous_parameters_and_gradients(make: Make, dtype: torch.dtype) -> None:
     base = torch.randn(128, 64).to(dtype)
     grads = [torch.randn(256, 64)[::2].t().to(dtype), torch.randn(64, 1).to(dtype).expand(64, 128)]
     whole = nn.Parameter(base.t().contiguous())
@@ -502,13 +502,13 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_case_20_no_scheduler_of_torch_is_left_out() -> None:
+def test_case_o20_no_scheduler_of_torch_is_left_out() -> None:
     abstract = {"LRScheduler", "_LRScheduler"}
     assert set(lr_scheduler.__all__) - abstract - {"SWALR"} == SCHEDULERS.keys() - {"SWALR"}
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_case_20_schedulers(make: Make, scheduler: str) -> None:
+def test_case_o20_schedulers(make: Make, scheduler: str) -> None:
     """CyclicLR and OneCycleLR change the betas too."""
     own = optimizers.model()
     other = copy.deepcopy(own)
@@ -524,7 +524,7 @@ def test_case_20_schedulers(make: Make, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
-def test_case_20_scheduled_steps_equal_torch_adamw(cls: Any, scheduler: str) -> None:
+def test_case_o20_scheduled_steps_equal_torch_adamw(cls: Any, scheduler: str) -> None:
     own = optimizers.model()
     other = copy.deepcopy(own)
     for model, make in ((own, lambda p: cls(p, lr=1e-2, **_fp32(cls))), (other, lambda p: torch.optim.AdamW(p, 1e-2))):
@@ -545,7 +545,7 @@ def test_a_schedule_on_a_tensor_lr(make: Make) -> None:
         weight.grad = torch.ones(1)
         optimizer.step()
         schedule.step()
-    assert float(weight.detach()) == pytest.approx(-0.75, rel=1e-4)  # as in case 21
+    assert float(weight.detach()) == pytest.approx(-0.75, rel=1e-4)  # as in case O21
 
 
 # ---- GradScaler ----
@@ -586,7 +586,7 @@ def test_a_first_step_that_is_skipped_makes_no_state(make: Make) -> None:
 # ---- what is refused ----
 
 
-def test_unsupported_arguments_raise(cls: Any) -> None:
+def test_case_o19_unsupported_arguments_raise(cls: Any) -> None:
     for name in ("amsgrad", "fused", "foreach", "capturable", "differentiable", "is_paged"):
         with pytest.raises(TypeError, match=name):
             cls([parameter(1.0)], **{name: True})
@@ -684,7 +684,7 @@ def test_a_lazily_negated_gradient_counts_with_its_sign(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_case_2_resume_is_bitwise_and_casts_nothing(make: Make, dtype: torch.dtype) -> None:
+def test_case_o2_resume_is_bitwise_and_casts_nothing(make: Make, dtype: torch.dtype) -> None:
     whole = optimizers.model(dtype)
     optimizer = make(whole.parameters(), lr=1e-2)
     train(whole, optimizer, range(5))
@@ -718,7 +718,7 @@ def test_loading_copies(make: Make) -> None:
     assert same(before, snapshot(second))
 
 
-def test_case_18_overrides_are_saved(make: Make) -> None:
+def test_case_o18_overrides_are_saved(make: Make) -> None:
     weights = [parameter(1.0), parameter(2.0)]
     optimizer = make([{"params": [weights[0]], "lr": 0.5, "eps": 1e-3}, {"params": [weights[1]]}])
     fresh = make([{"params": [parameter(1.0)]}, {"params": [parameter(2.0)]}])
@@ -737,7 +737,7 @@ def test_a_deep_copy_goes_on_alike(make: Make) -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_case_3_distributed_checkpoint_in_one_process(make: Make, flat: bool, tmp_path: Path) -> None:
+def test_case_o3_distributed_checkpoint_in_one_process(make: Make, flat: bool, tmp_path: Path) -> None:
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     whole = optimizers.model(torch.bfloat16)
     optimizer = make(whole.parameters(), lr=1e-2)

@@ -76,7 +76,7 @@ def test_modes_that_do_not_go_with_8_bits_are_refused() -> None:
             EMAAdamW([parameter(1.0)], **option)
 
 
-def test_case_13_both_modes_alive_in_one_process() -> None:
+def test_case_o13_both_modes_alive_in_one_process() -> None:
     weights = {mode: parameter(1.0) for mode in (False, True)}
     made = {mode: EMAAdamW([w], lr=0.1, weight_decay=0.5, adam_w_mode=mode) for mode, w in weights.items()}
     for grad in (1.0, -1.0):
@@ -90,7 +90,7 @@ def test_case_13_both_modes_alive_in_one_process() -> None:
         assert got == pytest.approx(expected[mode], rel=1e-5)
 
 
-def test_case_21_one_count_for_a_group_as_in_mindspeed() -> None:
+def test_case_o21_one_count_for_a_group_as_in_mindspeed() -> None:
     a, b = parameter(0.0), parameter(0.0)
     optimizer = EMAAdamW([a, b], lr=0.1, weight_decay=0.0, step_mode="group")
     for step in range(10):
@@ -110,7 +110,7 @@ def test_bias_correction_off() -> None:
 # ---- the cases of section 2 ----
 
 
-def test_case_29_warm_up_rules() -> None:
+def test_case_o29_warm_up_rules() -> None:
     for warmup, expected in (
         (True, [0.181818, 0.25, 0.307692, 0.357143]),
         ("diffusers", [0.0, 0.181818, 0.25, 0.307692]),
@@ -129,7 +129,7 @@ def test_case_29_warm_up_rules() -> None:
     assert optimizer.param_groups[0]["ema_decay"] == 0.9999
 
 
-def test_case_30_an_fp32_ema_of_bf16_weights_moves() -> None:
+def test_case_o30_an_fp32_ema_of_bf16_weights_moves() -> None:
     weight, optimizer = fixed(2.0)
     assert optimizer.state[weight]["ema"].dtype == torch.float32
     for _ in range(10_000):
@@ -137,7 +137,7 @@ def test_case_30_an_fp32_ema_of_bf16_weights_moves() -> None:
     assert float(optimizer.state[weight]["ema"].mean()) == pytest.approx(1.632139, rel=1e-3)
 
 
-def test_case_30_a_bf16_ema_needs_stochastic_rounding() -> None:
+def test_case_o30_a_bf16_ema_needs_stochastic_rounding() -> None:
     """A fifth of the case's steps with five times its 1 - decay."""
     means = {}
     for stochastic in (False, True):
@@ -151,7 +151,7 @@ def test_case_30_a_bf16_ema_needs_stochastic_rounding() -> None:
     assert means[True] == pytest.approx(2 - 0.9995**2000, rel=0.01)
 
 
-def test_case_31_swap_puts_the_trained_weights_back() -> None:
+def test_case_o31_swap_puts_the_trained_weights_back() -> None:
     model, plain = optimizers.model(torch.bfloat16), optimizers.model(torch.bfloat16)
     optimizer, undisturbed = EMAAdamW(model.parameters(), lr=0.1), EMAAdamW(plain.parameters(), lr=0.1)
     train(model, optimizer, range(3))
@@ -175,7 +175,7 @@ def test_case_31_swap_puts_the_trained_weights_back() -> None:
         pass
 
 
-def test_case_31_a_compiled_model_sees_the_swap() -> None:
+def test_case_o31_a_compiled_model_sees_the_swap() -> None:
     model = nn.Linear(3, 2)
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = EMAAdamW(model.parameters(), lr=0.1)
@@ -187,7 +187,7 @@ def test_case_31_a_compiled_model_sees_the_swap() -> None:
     assert torch.equal(compiled(x), trained)
 
 
-def test_case_32_resume_goes_on_with_the_warm_up() -> None:
+def test_case_o32_resume_goes_on_with_the_warm_up() -> None:
     model = optimizers.model()
     optimizer = EMAAdamW(model.parameters())
     train(model, optimizer, range(50))
@@ -200,7 +200,7 @@ def test_case_32_resume_goes_on_with_the_warm_up() -> None:
     assert same(snapshot(optimizer), snapshot(again))
 
 
-def test_case_33_the_ema_counts_steps() -> None:
+def test_case_o33_the_ema_counts_steps() -> None:
     weight = parameter(1.0)
     optimizer = EMAAdamW([weight])
     for _ in range(3):
@@ -241,7 +241,7 @@ def trained_model() -> tuple[Model, EMAAdamW]:
     return model, optimizer
 
 
-def test_case_34_every_entry_of_the_state_dict() -> None:
+def test_case_o34_every_entry_of_the_state_dict() -> None:
     model, optimizer = trained_model()
     exported = optimizer.ema_state_dict(model)
     assert exported.keys() == model.state_dict().keys()
@@ -448,7 +448,7 @@ def test_a_skipped_step_averages_nothing() -> None:
 # ---- what it costs ----
 
 
-def test_case_38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
+def test_case_o38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
     """The case's times are measured by `anyfuse bench` and benchmarks/optimizer_step_time.py. What a test can see on a
     shared machine is the reason for them: one native call for all parameters, moments and averages, and less than 1 %
     of the parameters allocated."""

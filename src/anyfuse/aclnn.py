@@ -385,6 +385,16 @@ aclnnQuantMatmulDequantGetWorkspaceSize, aclnnQuantMatmulDequant = _two_phases(
     "tensor x, tensor weight, tensor weightScale, tensor biasOptional, tensor xScaleOptional, tensor xOffsetOptional, "
     "tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
 )
+aclnnQuantGroupedMatmulDequantGetWorkspaceSize, aclnnQuantGroupedMatmulDequant = _two_phases(
+    "aclnnQuantGroupedMatmulDequant",
+    "tensor x, tensor weight, tensor weightScale, tensor groupList, tensor biasOptional, tensor xScaleOptional, "
+    "tensor xOffsetOptional, tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
+)
+aclnnQuantGroupedMatmulDequantWeightNZGetWorkspaceSize, aclnnQuantGroupedMatmulDequantWeightNZ = _two_phases(
+    "aclnnQuantGroupedMatmulDequantWeightNZ",
+    "tensor x, tensor weight, tensor weightScale, tensor groupList, tensor biasOptional, tensor xScaleOptional, "
+    "tensor xOffsetOptional, tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
+)
 aclnnAddRmsNormDynamicQuantGetWorkspaceSize, aclnnAddRmsNormDynamicQuant = _two_phases(
     "aclnnAddRmsNormDynamicQuant",
     "tensor x1, tensor x2, tensor gamma, tensor smoothScale1Optional, tensor smoothScale2Optional, double epsilon, "
