@@ -175,6 +175,8 @@ def step_list(step: Any, count: int) -> list[Tensor]:
     values = list(step) if isinstance(step, (list, tuple)) else [step]
     if isinstance(step, (list, tuple)) and len(values) != count:
         raise ValueError(f"step has {len(values)} entries; accepted: one for all tensors, or {count}")
+    if not values:
+        values = [1]  # of no tensors: the dispatcher finds the device by a tensor
     for value in values:
         if not isinstance(value, (int, Tensor, torch.SymInt)):
             raise TypeError(f"step is a {type(value).__name__}; accepted: an int, a one-element int64 tensor or a list")

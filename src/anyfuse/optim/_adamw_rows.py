@@ -22,9 +22,9 @@ from ..ops import _dispatch as d
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
-from ._base import Group, Plan, State, check_choice, check_flag, check_number, count_steps
 from ._loading import copies
-from ._options import check_whole
+from ._options import check_choice, check_flag, check_number, check_whole
+from ._plans import Group, Plan, State, count_steps
 
 FIELDS = {
     "m": "exp_avg",

@@ -1,4 +1,4 @@
-"""What the optimizers share: the way of a step, its cached plan, loading of states, and the checks with one wording.
+"""What the optimizers share: the way of a step, its cached plans, and loading of states.
 
 The way of a step: the gradients of all groups are looked at first, and each group makes or refreshes its plan; whatever
 is refused is refused there. Then each group's plan runs: one native call for all of its parameters.
@@ -11,30 +11,22 @@ Of a parameter that is sharded over ranks (a DTensor) a step sees this rank's pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _core
-from .._tensors import describe
 from ..ops import _dispatch as d
 from . import _sharding as sharding
+from ._options import check_betas, check_flag, check_number
+from ._plans import Group, State, check_dense, check_param, resolved
 
-Group = dict[str, Any]
-State = dict[str, Any]
 Run = Callable[[], None]
 
-_grad_of, layout_of = attrgetter("grad"), attrgetter("layout")
+_grad_of = attrgetter("grad")
 _NoneType = type(None)
-_CPU = torch.device("cpu")
-STRIDED = frozenset([torch.strided])
-_MOMENTS = {"exp_avg", "exp_avg_sq"}
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -87,6 +79,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def _check_group(self, group: Group) -> None:
+        d.require(not group.get("amsgrad"), "amsgrad is True; accepted: False")
         check_number("lr", group["lr"], 0.0)
         check_betas(group["betas"])
         check_number("eps", group["eps"], 0.0)
@@ -95,6 +88,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     # ---- the step ----
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # one native call: there is nothing to trace
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps every parameter that has a gradient.
@@ -117,7 +111,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and float(found_inf) != 0.0:
             return loss
         grad_scale = 1.0 if scale is None else float(scale)
-        work: list[tuple[int, Group, Sequence[Tensor], Sequence[Any]]] = []
+        work: list[tuple[int, Group, Sequence[Tensor], Any]] = []
         for number, group in enumerate(self.param_groups):
             params, grads = self._with_gradients(group)
             if params:
@@ -133,7 +127,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _after_step(self) -> None:
         """What a subclass does after a step that was not skipped."""
 
-    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Sequence[Any]]:
+    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Any]:
         """The parameters to step, and what each is stepped by."""
         params, grads = group["params"], list(map(_grad_of, group["params"]))
         if _NoneType in set(map(type, grads)):
@@ -141,14 +135,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             grads = [grad for grad in grads if grad is not None]
         return params, resolved(sharding.local_gradients(params, grads))
 
-    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
+    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Any) -> None:
         """Refuses gradients, unless the group's plan still holds: it takes dense ones alone."""
         if not self._plan_holds(number, params, grads):
             check_dense(grads)
 
-    def _prepare(
-        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
-    ) -> Run:
+    def _prepare(self, number: int, group: Group, params: Sequence[Tensor], grads: Any, grad_scale: float) -> Run:
         raise NotImplementedError
 
     def _plan_holds(self, key: Any, params: Sequence[Tensor], others: Sequence[Any]) -> bool:
@@ -222,9 +214,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group, given in zip(self.param_groups, groups, strict=True):
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
             saved = {**options, **given}
-            if saved.get("amsgrad"):
-                raise ValueError("amsgrad is True in the saved group; accepted: False")
-            saved["betas"] = tuple(saved["betas"])  # some formats make lists of tuples
+            if isinstance(saved["betas"], list):  # some formats make lists of tuples
+                saved["betas"] = tuple(saved["betas"])
             self._check_group(saved)
             for key, param in zip(saved["params"], group["params"], strict=True):
                 if key in states:
@@ -235,7 +226,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
         """One parameter's state out of a checkpoint, as copies, in the form that `_prepare` takes."""
-        return {key: copy_value(key, value, param) for key, value in state.items()}
+        raise NotImplementedError
 
 
 class _Kept:
@@ -249,329 +240,6 @@ def _unwrap(optimizer: torch.optim.Optimizer) -> None:
     for param, state in optimizer.state.items():
         if isinstance(state, _Kept):
             optimizer.state[param] = state.state
-
-
-def copy_value(key: str, value: Any, param: Tensor) -> Any:
-    """One entry of a state: tensors copied to the parameter's device in their own dtype, the step as an int."""
-    if key == "step":
-        return int(value)
-    if isinstance(value, Tensor):
-        return value.detach().to(param.device).clone(memory_format=torch.contiguous_format)
-    return value
-
-
-# ---- plans ----
-
-
-class Kept:
-    """Parameters and the tensors of their states, as they were checked once; a step asks whether they still are those.
-
-    The same objects at the same addresses, of the same shapes and strides: `tensor.data = ...` and `share_memory_` move
-    a tensor that stays the same object. A thousand small parameters are stepped in the time of a few hundred calls of
-    Python for each of these questions, so that all are asked in one native call (`_tensors`).
-
-    Args:
-        params, states: one of each a row.
-        keys: of the tensors in a state, which need not be in each.
-    """
-
-    def __init__(self, params: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]) -> None:
-        self.params, self.states = list(sharding.locals_of(params)), list(states)
-        self._columns = [(of, itemgetter(*keys)) for keys, of in _by_keys(states, keys)]
-        self._seen = self._description(self.params)
-
-    def _tensors(self) -> list[Tensor]:
-        return list(chain.from_iterable(chain.from_iterable(map(getter, of)) for of, getter in self._columns))
-
-    def _description(self, params: Iterable[Tensor]) -> bytes:
-        return describe([*params, *self._tensors()]).tobytes()
-
-    def hold(self, params: Sequence[Tensor]) -> bool:
-        params = sharding.locals_of(params)
-        try:
-            return len(params) == len(self.params) and self._description(params) == self._seen
-        except (RuntimeError, TypeError, KeyError):  # no tensor, or one without memory of its own
-            return False
-
-    def next_steps(self) -> list[int]:
-        """The numbers of the step to be taken."""
-        return next_steps(self.states)
-
-
-class Plan:
-    """The rows of one native call, kept from step to step.
-
-    Everything is checked when a plan is made. Later steps only compare whether it still holds, and gather the addresses
-    of gradients: the same parameters and states (`Kept`), dense gradients of the same dtypes and sizes with memory of
-    their own. Parameters and gradients that are not contiguous pass through buffers of the plan.
-
-    Args:
-        row: the row struct of the operator.
-        params, grads, states: one of each a row.
-        fields: the row's field to the key in the state, for its tensors; a state without the key leaves null.
-        dtypes: the row's field for the dtype to that of the tensor, where it has one ("grad", "var" and such of
-            `fields`).
-    """
-
-    #: The options of the group that it was made for.
-    options: tuple[Any, ...] = ()
-
-    def __init__(
-        self,
-        row: type[_core.Struct],
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        states: Sequence[State],
-        fields: Mapping[str, str],
-        dtypes: Mapping[str, str],
-    ) -> None:
-        self.params, self.states = list(sharding.locals_of(params)), list(states)
-        _check_rows(self.params, grads, states, fields.values())
-        self._kept = Kept(params, states, fields.values())
-        tensors = [state[key] for state in states for key in fields.values() if key in state]
-        self._memory = Memory([("a parameter", self.params), ("an optimizer state", tensors)])
-        self._memory.check(grads)
-        self._first = self._now = describe(list(grads))
-        self._var, self._grad = Through(), Through()
-        self._var.see(describe(self.params))
-        self._grad.see(self._now)
-        self._written = [param for param in self.params if not param.is_inference()]
-
-        self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
-        columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
-        columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
-        self.rows["numel"] = self._first["numel"]
-        for field, those in columns.items():
-            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
-        for field, of in dtypes.items():
-            self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
-
-    def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-        if not self._kept.hold(params):
-            return False
-        now = described_alike(grads, self._first)
-        if now is None:
-            return False
-        if not self._memory.is_apart_from(now):
-            self._memory.check(grads)
-        self._now = now
-        self._grad.see(now)
-        return True
-
-    def next_steps(self) -> list[int]:
-        return self._kept.next_steps()
-
-    def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
-        """Brings this step's numbers, and values of what is not contiguous, into the rows."""
-        self._var.read(self.params)
-        self.rows["grad"] = self._grad.addresses(grads, self._now)
-        self.rows["step"] = steps[0] if _uniform(steps) else steps
-
-    def end(self) -> None:
-        """Writes back what is not contiguous, and bumps the parameters' version counters, so that a stale backward
-        raises. (No graph holds an optimizer's state, and to bump four more tensors a parameter would cost as much as
-        all else here.)"""
-        self._var.write(self.params)
-        torch.autograd.graph.increment_version(self._written)
-
-    def address(self) -> int:
-        return self.rows.ctypes.data
-
-
-def resolved(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Gradients whose memory holds their values: a lazily negated view's holds the negatives."""
-    return [grad.resolve_neg() for grad in grads] if any(map(Tensor.is_neg, grads)) else grads
-
-
-def described_alike(grads: Sequence[Tensor], first: np.ndarray) -> np.ndarray | None:
-    """The descriptions of gradients that are as they were `first`: as many elements of the same dtypes on the CPU, with
-    memory of their own; None where they are not."""
-    try:
-        now = describe(list(grads))
-    except RuntimeError:
-        return None
-    same = len(now) == len(first) and all((now[key] == first[key]).all() for key in ("numel", "dtype", "device"))
-    return now if same else None
-
-
-class Memory:
-    """The memory of tensors that are written, in which no gradient may lie."""
-
-    def __init__(self, written: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
-        self._written = written
-        extents = [d.extent(tensor) for _, tensors in written for tensor in tensors if tensor.numel()]
-        self._starts, self._ends = np.array(sorted(extents), dtype=np.uint64).reshape(-1, 2).T.copy()
-        self._nested = bool((self._starts[1:] < self._ends[:-1]).any())  # views of one storage, in each other's gaps
-
-    def check(self, grads: Sequence[Tensor]) -> None:
-        """Refuses tensors that share memory: gradients with those that are written, and these with each other."""
-        d.check_memory(self._written, [("a gradient", grads)])
-
-    def is_apart_from(self, rows: np.ndarray) -> bool:
-        """Whether described gradients lie outside; False where their first and last elements do not tell."""
-        if self._nested:
-            return False
-        # The first written tensor that ends behind the start of a gradient must not begin before its end.
-        at = np.searchsorted(self._ends, rows["data"], side="right")
-        inside = at < len(self._ends)
-        ends = rows["data"] + rows["extent"].astype(np.uint64)
-        return bool((self._starts[at[inside]] >= ends[inside]).all())
-
-
-def _by_keys(states: Sequence[State], keys: Iterable[str]) -> list[tuple[tuple[str, ...], list[State]]]:
-    """The states that have the same ones of some keys, together."""
-    keys, alike = tuple(keys), {}
-    for state in states:
-        alike.setdefault(tuple(key for key in keys if key in state), []).append(state)
-    return list(alike.items())
-
-
-def _uniform(steps: Sequence[int]) -> bool:
-    return steps.count(steps[0]) == len(steps)
-
-
-class Through:
-    """Tensors, with buffers for those that are not contiguous, kept from step to step."""
-
-    def __init__(self) -> None:
-        self._strided: list[int] = []
-        self._buffers: dict[int, Tensor] = {}
-
-    def see(self, rows: np.ndarray) -> None:
-        """Looks which of the tensors that are described are not contiguous."""
-        self._strided = np.flatnonzero(rows["contiguous"] == 0).tolist()
-
-    def addresses(self, tensors: Sequence[Tensor], rows: np.ndarray) -> Any:
-        """Where contiguous tensors of the same values lie, valid until the next read."""
-        return list(map(Tensor.data_ptr, self.read(tensors))) if self._strided else rows["data"]
-
-    def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Contiguous tensors of the same values; valid until the next read."""
-        if not self._strided:
-            return tensors
-        worked_on = list(tensors)
-        for i in self._strided:
-            worked_on[i] = self._buffer(i, tensors[i]).copy_(tensors[i])
-        return worked_on
-
-    def write(self, tensors: Sequence[Tensor]) -> None:
-        for i in self._strided:
-            tensors[i].copy_(self._buffers[i])
-
-    def _buffer(self, i: int, like: Tensor) -> Tensor:
-        buffer = self._buffers.get(i)
-        if buffer is None or buffer.dtype != like.dtype or buffer.shape != like.shape:
-            buffer = self._buffers[i] = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return buffer
-
-
-def next_steps(states: Sequence[State]) -> list[int]:
-    """The numbers of the step to be taken."""
-    return [state["step"] + 1 for state in states]
-
-
-def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
-    if _uniform(steps):
-        step = steps[0]
-        for state in states:
-            state["step"] = step
-        return
-    for state, step in zip(states, steps, strict=True):
-        state["step"] = step
-
-
-def first_seed() -> int:
-    """The seed of stochastic rounding for an optimizer that is being made: torch's. Among several ranks it is 0, for
-    theirs often differ, and copies of one parameter must be rounded alike."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return 0
-    return torch.initial_seed() & 0xFFFFFFFF
-
-
-def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
-    """A seed for each parameter, by its place in its group, the group's among the groups, and this rank's part."""
-    place = {id(param): i for i, param in enumerate(group["params"])}
-    first = group["rounding_seed"] + 0x01000193 * number
-    return [(first + place[id(p)] + 0x9E3779B1 * sharding.first_element(p)) & 0xFFFFFFFF for p in params]
-
-
-# ---- checks ----
-
-
-def _check_rows(
-    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]
-) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        check_param(param)
-        d.require_tensor("a gradient", grad, d.FLOATS)
-        d.require_shape("a gradient", grad, param.shape, "its parameter")
-        if grad.device != _CPU:
-            raise ValueError(f"a gradient lies on {grad.device}; accepted: the CPU, as its parameter")
-    for param, state in zip(params, states, strict=True):
-        if not state.keys() >= _MOMENTS:
-            raise ValueError(f"a state has {', '.join(map(repr, state))}; accepted: states as `step` makes them")
-        for key in keys:
-            if key in state:
-                check_state(key, state[key], _state_dtypes(key, state, keys))
-                if not key.startswith("absmax"):
-                    d.require_shape(key, state[key], param.shape, "its parameter")
-
-
-def _state_dtypes(key: str, state: State, keys: Iterable[str]) -> Sequence[torch.dtype]:
-    """What a tensor of a state may be: moments are codes where the operator and the state have their scales."""
-    if key == "ema":
-        return d.FLOATS
-    scales = f"absmax_{key}"
-    return (torch.uint8,) if scales in keys and scales in state else (torch.float32,)
-
-
-def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    d.require_tensor(key, tensor, dtypes)
-    if tensor.device != _CPU or not tensor.is_contiguous():
-        raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
-
-
-def check_param(param: Tensor) -> None:
-    d.require_tensor("a parameter", param, d.FLOATS)
-    if param.device != _CPU:
-        raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU")
-
-
-def check_dense(grads: Sequence[Tensor]) -> None:
-    if not STRIDED.issuperset(map(layout_of, grads)):
-        raise TypeError(
-            "a gradient is sparse; accepted: dense gradients (LazyAdam steps the rows of sparse ones, or use "
-            "sparse=False)"
-        )
-
-
-def check_number(name: str, value: Any, low: float, below: float = math.inf) -> None:
-    """A number or a one-element tensor in [low, below)."""
-    if isinstance(value, Tensor):
-        d.require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a {type(value).__name__}; accepted: a number")
-    accepted = f"{low} and above" if below == math.inf else f"{low} up to, but less than, {below}"
-    d.require(low <= value < below, f"{name} is {value}; accepted: {accepted}")
-
-
-def check_betas(betas: Any) -> None:
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"betas is {betas!r}; accepted: two numbers")
-    for i, beta in enumerate(betas):
-        check_number(f"betas[{i}]", beta, 0.0, 1.0)
-
-
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is a {type(value).__name__}; accepted: True or False")
-
-
-def check_choice(name: str, value: Any, accepted: Sequence[Any]) -> None:
-    """One of the values accepted; 1 is not taken for True."""
-    if not any(value == choice and type(value) is type(choice) for choice in accepted):
-        raise ValueError(f"{name} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
 
 
 def _once(params: Any) -> list[Any]:

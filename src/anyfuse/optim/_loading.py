@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
-from ._base import State, copy_value
+from ._plans import State
 
 
 def copies(state: Mapping[str, Any], param: Tensor) -> State:
@@ -26,11 +27,12 @@ def copies(state: Mapping[str, Any], param: Tensor) -> State:
                 raise ValueError(f"{key} of a saved state lies on meta; accepted: a tensor with values")
             value = value.detach().resolve_neg()
             arguments.check_memory_exists([(f"{key} of a saved state", value)])
-        copied[key] = copy_value(key, _checked_step(value) if key == "step" else value, param)
+            value = value.to(param.device).clone(memory_format=torch.contiguous_format)
+        copied[key] = _checked_step(value) if key == "step" else value
     return copied
 
 
-def _checked_step(value: Any) -> Any:
+def _checked_step(value: Any) -> int:
     if isinstance(value, Tensor):
         d.require(value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element")
     if isinstance(value, (Tensor, np.number)):
@@ -40,4 +42,4 @@ def _checked_step(value: Any) -> Any:
     d.require(
         0 <= value < 2**62 and value % 1 == 0, f"step of a saved state is {value}; accepted: 0 and whole numbers above"
     )
-    return value
+    return int(value)

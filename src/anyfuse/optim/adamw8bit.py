@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from . import _adamw_rows as rows
-from ._base import FusedOptimizer, Group, Run, State, check_flag, first_seed, seeds_of
+from ._base import FusedOptimizer, Run
+from ._options import check_flag
+from ._plans import Group, State, first_seed, seeds_of
 
 #: Options of a group that a plan is made for: when one changes, all are looked at again.
 _made_for = itemgetter(

@@ -24,7 +24,9 @@ from torch import Tensor
 
 from ..formats import codebook as books
 from . import _adamw_rows as rows
-from ._base import FusedOptimizer, Group, State, check_choice
+from ._base import FusedOptimizer
+from ._options import check_choice
+from ._plans import Group, State
 
 LAYOUTS = ("torch", "bitsandbytes", "torchao", "arrays")
 _KEYS = ("exp_avg", "exp_avg_sq")

@@ -16,21 +16,10 @@ from ..ops import _dispatch as d
 from ..ops import apply_fused_ema_adamw as op
 from . import _adamw_rows as rows
 from . import _sharding as sharding
-from ._base import (
-    FusedOptimizer,
-    Group,
-    Plan,
-    Run,
-    State,
-    check_choice,
-    check_flag,
-    check_number,
-    count_steps,
-    first_seed,
-    seeds_of,
-)
+from ._base import FusedOptimizer, Run
 from ._buffers import Buffers
-from ._options import check_whole
+from ._options import check_choice, check_flag, check_number, check_whole
+from ._plans import Group, Plan, State, count_steps, first_seed, seeds_of
 
 _FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
 _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}

@@ -18,17 +18,16 @@ from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
 from ..ops import lazy_adam as op
 from . import _sharding as sharding
-from ._base import (
+from ._base import FusedOptimizer, Run
+from ._loading import copies
+from ._options import check_choice, check_flag, check_whole
+from ._plans import (
     STRIDED,
-    FusedOptimizer,
     Group,
     Kept,
     Memory,
-    Run,
     State,
     Through,
-    check_choice,
-    check_flag,
     check_param,
     check_state,
     count_steps,
@@ -38,8 +37,6 @@ from ._base import (
     next_steps,
     seeds_of,
 )
-from ._loading import copies
-from ._options import check_whole
 
 _ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
 
@@ -71,7 +68,8 @@ class Gradients(NamedTuple):
     @property
     def others(self) -> Sequence[Tensor | Update]:
         """What is not the plan's."""
-        return [*self.dense, *self.rows][self.direct :]
+        every: list[Tensor | Update] = [*self.dense, *self.rows]
+        return every[self.direct :]
 
 
 class LazyAdam(FusedOptimizer):
@@ -269,9 +267,9 @@ class LazyAdam(FusedOptimizer):
 
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Gradients) -> None:
         params = sharding.locals_of(params)
-        if not self._plan_holds(number, params[: grads.direct], grads.planned):
-            for param, gradient in zip(params, grads.dense, strict=False):
-                _check_dense(param, gradient)
+        seen = len(grads.planned) if self._plan_holds(number, params[: grads.direct], grads.planned) else 0
+        for param, gradient in zip(params[seen : len(grads.dense)], grads.dense[seen:], strict=True):
+            _check_dense(param, gradient)
         for param, update in zip(params[len(grads.dense) :], grads.rows, strict=True):
             _check_update(param, update)
 
@@ -285,7 +283,7 @@ class LazyAdam(FusedOptimizer):
         made_for = _counts_rows(group), group["rounding_seed"]
         plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), made_for)
         steps = plan.kept.next_steps()
-        op.check_step_values({*steps}, call)
+        op.check_step_values(list({*steps}), call)
         others = [
             self._run_of(number, group, param, update, grad_scale, call)
             for param, update in zip(params[grads.direct :], grads.others, strict=True)
@@ -399,7 +397,7 @@ class TablePlan:
     def holds(self, params: Sequence[Tensor], dense: Sequence[Tensor]) -> bool:
         if not self.kept.hold(params):
             return False
-        now = described_alike(dense, self._first)
+        now = described_alike(dense, self._first, self.kept.params)
         if now is None:
             return False
         if not self._memory.is_apart_from(now):
@@ -435,7 +433,7 @@ class TablePlan:
         try:
             _native(op.params(call, rows.ctypes.data, len(rows), grad_scale))
         except IndexError:
-            op.check_ids(call._replace(indices=indices, var=params[len(dense) :]))  # says which
+            op.check_ids(call._replace(indices=list(indices), var=params[len(dense) :]))  # says which
             raise
         self._params.write(params)
         torch.autograd.graph.increment_version(self._written)

@@ -53,10 +53,9 @@ def test_parameters_that_are_negated_views_keep_their_sign_or_are_refused(make: 
     for value in (start.clone(), _negated(start)):
         weight = nn.Parameter(torch.zeros(70, 80))
         weight.data = value
-        optimizer = make([weight])
         weight.grad = torch.ones(70, 80)
         try:
-            optimizer.step()
+            make([weight]).step()
         except (TypeError, ValueError):
             assert torch.equal(weight, start) and value.is_neg()
             return
@@ -76,6 +75,13 @@ def test_a_gradient_that_shares_memory_with_a_parameter_is_refused_at_every_step
             assert torch.equal(other, weight)
         else:
             optimizer.step()
+    strided = nn.Parameter(torch.ones(6, 4).t())  # and of one that passes through a buffer
+    optimizer.add_param_group({"params": [strided]})
+    strided.grad = strided.data
+    other.grad, weight.grad = torch.ones(5000), torch.ones(5000)
+    with pytest.raises(ValueError, match="shares memory"):
+        optimizer.step()
+    strided.grad = None
     other.grad = memory[100:5100]  # overlaps with the parameter of another gradient
     weight.grad = torch.ones(5000)
     with pytest.raises(ValueError, match="shares memory"):

@@ -1,0 +1,318 @@
+"""What is kept from step to step, so that a step looks at a thousand small parameters in a few calls: plans, the checks
+that they are made with, and whether they still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._tensors import describe
+from ..ops import _arguments as arguments
+from ..ops import _dispatch as d
+from . import _sharding as sharding
+
+Group = dict[str, Any]
+State = dict[str, Any]
+
+layout_of = attrgetter("layout")
+STRIDED = frozenset([torch.strided])
+_CPU = torch.device("cpu")
+_MOMENTS = {"exp_avg", "exp_avg_sq"}
+
+
+class Kept:
+    """Parameters and the tensors of their states, as they were checked once; a step asks whether they still are those.
+
+    The same objects at the same addresses, of the same shapes and strides: `tensor.data = ...` and `share_memory_` move
+    a tensor that stays the same object. A thousand small parameters are stepped in the time of a few hundred calls of
+    Python for each of these questions, so that all are asked in one native call (`_tensors`).
+
+    Args:
+        params, states: one of each a row.
+        keys: of the tensors in a state, which need not be in each.
+    """
+
+    def __init__(self, params: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]) -> None:
+        self.params, self.states = list(sharding.locals_of(params)), list(states)
+        self._columns = [(of, itemgetter(*keys)) for keys, of in _by_keys(states, keys)]
+        self._seen = self._description(self.params)
+
+    def _tensors(self) -> list[Tensor]:
+        return list(chain.from_iterable(chain.from_iterable(map(getter, of)) for of, getter in self._columns))
+
+    def _description(self, params: Iterable[Tensor]) -> bytes:
+        return describe([*params, *self._tensors()]).tobytes()
+
+    def hold(self, params: Sequence[Tensor]) -> bool:
+        params = sharding.locals_of(params)
+        try:
+            return len(params) == len(self.params) and self._description(params) == self._seen
+        except (RuntimeError, TypeError, KeyError):  # no tensor, or one without memory of its own
+            return False
+
+    def next_steps(self) -> list[int]:
+        """The numbers of the step to be taken."""
+        return next_steps(self.states)
+
+
+class Plan:
+    """The rows of one native call, kept from step to step.
+
+    Everything is checked when a plan is made. Later steps only compare whether it still holds, and gather the addresses
+    of gradients: the same parameters and states (`Kept`), dense gradients of the same dtypes and sizes with memory of
+    their own. Parameters and gradients that are not contiguous pass through buffers of the plan.
+
+    Args:
+        row: the row struct of the operator.
+        params, grads, states: one of each a row.
+        fields: the row's field to the key in the state, for its tensors; a state without the key leaves null.
+        dtypes: the row's field for the dtype to that of the tensor, where it has one ("grad", "var" and such of
+            `fields`).
+    """
+
+    #: The options of the group that it was made for.
+    options: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        row: type[_core.Struct],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        states: Sequence[State],
+        fields: Mapping[str, str],
+        dtypes: Mapping[str, str],
+    ) -> None:
+        self.params, self.states = list(sharding.locals_of(params)), list(states)
+        _check_rows(self.params, grads, states, fields.values())
+        self._kept = Kept(params, states, fields.values())
+        tensors = [state[key] for state in states for key in fields.values() if key in state]
+        self._memory = Memory([("a parameter", self.params), ("an optimizer state", tensors)])
+        self._memory.check(grads)
+        self._first = self._now = describe(list(grads))
+        self._var, self._grad = Through(), Through()
+        self._var.see(describe(self.params))
+        self._grad.see(self._now)
+        self._written = [param for param in self.params if not param.is_inference()]
+
+        self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
+        columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
+        columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
+        self.rows["numel"] = self._first["numel"]
+        for field, those in columns.items():
+            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
+        for field, of in dtypes.items():
+            self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
+
+    def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+        if not self._kept.hold(params):
+            return False
+        now = described_alike(grads, self._first, self.params)
+        if now is None:
+            return False
+        if not self._memory.is_apart_from(now):
+            self._memory.check(grads)
+        self._now = now
+        self._grad.see(now)
+        return True
+
+    def next_steps(self) -> list[int]:
+        return self._kept.next_steps()
+
+    def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
+        """Brings this step's numbers, and values of what is not contiguous, into the rows."""
+        self._var.read(self.params)
+        self.rows["grad"] = self._grad.addresses(grads, self._now)
+        self.rows["step"] = steps[0] if _uniform(steps) else steps
+
+    def end(self) -> None:
+        """Writes back what is not contiguous, and bumps the parameters' version counters, so that a stale backward
+        raises. (No graph holds an optimizer's state, and to bump four more tensors a parameter would cost as much as
+        all else here.)"""
+        self._var.write(self.params)
+        torch.autograd.graph.increment_version(self._written)
+
+    def address(self) -> int:
+        return self.rows.ctypes.data
+
+
+def resolved(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients whose memory holds their values: a lazily negated view's holds the negatives."""
+    return [grad.resolve_neg() for grad in grads] if any(map(Tensor.is_neg, grads)) else grads
+
+
+def described_alike(grads: Sequence[Tensor], first: np.ndarray, params: Sequence[Tensor]) -> np.ndarray | None:
+    """The descriptions of gradients that are as they were `first`: of their parameters' shapes and of the same dtypes,
+    on the CPU, with memory of their own; None where they are not."""
+    try:
+        now = describe(list(grads))
+    except RuntimeError:
+        return None
+    if len(now) != len(first) or not all((now[key] == first[key]).all() for key in ("numel", "dtype", "device")):
+        return None
+    if ((now["data"] == 0) & (now["numel"] > 0)).any():  # released
+        return None
+    moved = np.flatnonzero(
+        now["layout"] != first["layout"]
+    ).tolist()  # other strides, or another shape of as many elements
+    return now if all(grads[i].shape == params[i].shape for i in moved) else None
+
+
+class Memory:
+    """The memory of tensors that are written, in which no gradient may lie."""
+
+    def __init__(self, written: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
+        self._written = written
+        extents = [d.extent(tensor) for _, tensors in written for tensor in tensors if tensor.numel()]
+        self._starts, self._ends = np.array(sorted(extents), dtype=np.uint64).reshape(-1, 2).T.copy()
+        self._nested = bool((self._starts[1:] < self._ends[:-1]).any())  # views of one storage, in each other's gaps
+
+    def check(self, grads: Sequence[Tensor]) -> None:
+        """Refuses tensors that share memory: gradients with those that are written, and these with each other."""
+        d.check_memory(self._written, [("a gradient", grads)])
+
+    def is_apart_from(self, rows: np.ndarray) -> bool:
+        """Whether described gradients lie outside; False where their first and last elements do not tell."""
+        if self._nested:
+            return False
+        # The first written tensor that ends behind the start of a gradient must not begin before its end.
+        at = np.searchsorted(self._ends, rows["data"], side="right")
+        inside = at < len(self._ends)
+        ends = rows["data"] + rows["extent"].astype(np.uint64)
+        return bool((self._starts[at[inside]] >= ends[inside]).all())
+
+
+def _by_keys(states: Sequence[State], keys: Iterable[str]) -> list[tuple[tuple[str, ...], list[State]]]:
+    """The states that have the same ones of some keys, together."""
+    alike: dict[tuple[str, ...], list[State]] = {}
+    for state in states:
+        alike.setdefault(tuple(filter(state.__contains__, keys)), []).append(state)
+    return list(alike.items())
+
+
+def _uniform(steps: Sequence[int]) -> bool:
+    return steps.count(steps[0]) == len(steps)
+
+
+class Through:
+    """Tensors, with buffers for those that are not contiguous, kept from step to step."""
+
+    def __init__(self) -> None:
+        self._strided: list[int] = []
+        self._buffers: dict[int, Tensor] = {}
+
+    def see(self, rows: np.ndarray) -> None:
+        """Looks which of the tensors that are described are not contiguous."""
+        self._strided = np.flatnonzero(rows["contiguous"] == 0).tolist()
+
+    def addresses(self, tensors: Sequence[Tensor], rows: np.ndarray) -> Any:
+        """Where contiguous tensors of the same values lie, valid until the next read."""
+        return list(map(Tensor.data_ptr, self.read(tensors))) if self._strided else rows["data"]
+
+    def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Contiguous tensors of the same values; valid until the next read."""
+        if not self._strided:
+            return tensors
+        worked_on = list(tensors)
+        for i in self._strided:
+            worked_on[i] = self._buffer(i, tensors[i]).copy_(tensors[i])
+        return worked_on
+
+    def write(self, tensors: Sequence[Tensor]) -> None:
+        for i in self._strided:
+            tensors[i].copy_(self._buffers[i])
+
+    def _buffer(self, i: int, like: Tensor) -> Tensor:
+        buffer = self._buffers.get(i)
+        if buffer is None or buffer.dtype != like.dtype or buffer.shape != like.shape:
+            buffer = self._buffers[i] = torch.empty_like(like, memory_format=torch.contiguous_format)
+        return buffer
+
+
+def next_steps(states: Sequence[State]) -> list[int]:
+    """The numbers of the step to be taken."""
+    return [state["step"] + 1 for state in states]
+
+
+def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
+    if _uniform(steps):
+        step = steps[0]
+        for state in states:
+            state["step"] = step
+        return
+    for state, step in zip(states, steps, strict=True):
+        state["step"] = step
+
+
+def first_seed() -> int:
+    """The seed of stochastic rounding for an optimizer that is being made: torch's. Among several ranks it is 0, for
+    theirs often differ, and copies of one parameter must be rounded alike."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return 0
+    return torch.initial_seed() & 0xFFFFFFFF
+
+
+def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
+    """A seed for each parameter, by its place in its group, the group's among the groups, and this rank's part."""
+    place = {id(param): i for i, param in enumerate(group["params"])}
+    first = group["rounding_seed"] + 0x01000193 * number
+    return [(first + place[id(p)] + 0x9E3779B1 * sharding.first_element(p)) & 0xFFFFFFFF for p in params]
+
+
+# ---- checks ----
+
+
+def _check_rows(
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]
+) -> None:
+    for param, grad in zip(params, grads, strict=True):
+        check_param(param)
+        arguments.check_memory_exists([("a gradient", grad)])
+        d.require_tensor("a gradient", grad, d.FLOATS)
+        d.require_shape("a gradient", grad, param.shape, "its parameter")
+        if grad.device != _CPU:
+            raise ValueError(f"a gradient lies on {grad.device}; accepted: the CPU, as its parameter")
+    for param, state in zip(params, states, strict=True):
+        if not state.keys() >= _MOMENTS:
+            raise ValueError(f"a state has {', '.join(map(repr, state))}; accepted: states as `step` makes them")
+        for key in keys:
+            if key in state:
+                check_state(key, state[key], _state_dtypes(key, state, keys))
+                if not key.startswith("absmax"):
+                    d.require_shape(key, state[key], param.shape, "its parameter")
+
+
+def _state_dtypes(key: str, state: State, keys: Iterable[str]) -> Sequence[torch.dtype]:
+    """What a tensor of a state may be: moments are codes where the operator and the state have their scales."""
+    if key == "ema":
+        return d.FLOATS
+    scales = f"absmax_{key}"
+    return (torch.uint8,) if scales in keys and scales in state else (torch.float32,)
+
+
+def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    d.require_tensor(key, tensor, dtypes)
+    arguments.check_memory_exists([(key, tensor)])
+    if tensor.device != _CPU or not tensor.is_contiguous():
+        raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
+
+
+def check_param(param: Tensor) -> None:
+    d.require_tensor("a parameter", param, d.FLOATS)
+    if param.device != _CPU:
+        raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU")
+    arguments.check_memory_exists([("a parameter", param)])
+
+
+def check_dense(grads: Sequence[Tensor]) -> None:
+    if not STRIDED.issuperset(map(layout_of, grads)):
+        raise TypeError(
+            "a gradient is sparse; accepted: dense gradients (LazyAdam steps the rows of sparse ones, or use "
+            "sparse=False)"
+        )
