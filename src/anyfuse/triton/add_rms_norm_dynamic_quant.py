@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..ops import _dispatch as d
 from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, _outputs, check
-from ._launch import Launch, Variant, ones
+from ._launch import EVERYWHERE, Launch, Variant, ones
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
 #: Columns up to which a row stays in registers; the length of the pieces of longer ones; elements of a program's rows.
@@ -104,7 +104,7 @@ def _store_codes(
     tl.store(y + (row * cols)[:, None] + column, code.to(tl.int8), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def kernel(
     x1, x2, gamma, beta, smooth1, smooth2, x, y1, y2, scale1, scale2, rows, cols, inverse, eps,
     Q: tl.constexpr, CODE: tl.constexpr, DEVICE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -233,7 +233,7 @@ def variants() -> Iterator[Variant]:
         return launches(call, _outputs(call))[0]
 
     name = "add_rms_norm_dynamic_quant"
-    yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), True)
+    yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), EVERYWHERE)
     yield Variant(name, "fp16, 1000 columns, int4, device", launch(1000, torch.float16, "int4", False, "device"))
     yield Variant(name, "fp32, 16384 columns, hifloat8", launch(16384, torch.float32, "hifloat8", False))
     yield Variant(name, "fp32, one element, device", launch(1, torch.float32, "float8_e5m2", False, "device"))
