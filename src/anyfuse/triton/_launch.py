@@ -188,7 +188,7 @@ def columns(values: Tensor, places: Sequence[int]) -> Tensor:
     """Some columns of a tensor on the device, in order."""
     if len(places) == values.shape[-1]:
         return values
-    return values.index_select(-1, table(values.device, places)[0])
+    return values.index_select(-1, table(values.device, places).view(-1))
 
 
 def aligned(*addresses: Sequence[int]) -> bool:
@@ -249,7 +249,7 @@ def spread(values: Sequence[Tensor], count: int, device: torch.device, dtype: to
             return torch.full((count,), given[0], dtype=dtype, device=device)
         return sent(given, dtype, device)
     each = torch.cat([value.to(device).reshape(1) for value in values]).to(dtype)
-    return each.expand(count).contiguous()
+    return each if len(values) == count else each.repeat(count)
 
 
 # ---- the fastest of several plans ----

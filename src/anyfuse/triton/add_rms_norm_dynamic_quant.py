@@ -23,7 +23,7 @@ from ._launch import EVERYWHERE, Launch, Variant, ones
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
 #: Columns up to which a row stays in registers; the length of the pieces of longer ones; elements of a program's rows.
-ONE_PASS, PIECE, ELEMENTS = 16384, 8192, 8192
+ONE_PASS, PIECE, ELEMENTS = 16384, 8192, 4096
 
 CODES = {"int8": 0, "int4": 1, "float8_e4m3fn": 2, "float8_e5m2": 3, "hifloat8": 4}
 
@@ -37,7 +37,7 @@ def _add(x1, x2, at, mask):
 def _add_squares(lanes, x1, x2, start, inside, begin, end):
     """Adds the squares of the columns from begin (a multiple of 64) to end, each lane in order. The padding adds +0."""
     lane = tl.arange(0, 64)[None, :]
-    for k in tl.range(begin, end, 64, loop_unroll_factor=4):
+    for k in tl.range(begin, end, 64, loop_unroll_factor=8):
         value = _add(x1, x2, start + k + lane, inside & (k + lane < end))
         lanes = lanes + value * value
     return lanes

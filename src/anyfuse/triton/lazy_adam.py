@@ -51,7 +51,7 @@ from ._launch import (
 from ._maths import stored, widen
 
 #: Rows whose keys a program writes; columns, and elements, that a program steps.
-KEYS, COLUMNS, ELEMENTS = 1024, 256, 512
+KEYS, COLUMNS, ELEMENTS = 512, 256, 512
 
 #: Most tables, the bits of a key below the table's number, and the type of a key: sorting takes twice the time for twice
 #: the bits. No table has 2^40 rows: they would fill 1 TB with one byte each.
@@ -363,7 +363,7 @@ class Numbers:
         with np.errstate(all="ignore"):
             root = float(np.sqrt(np.float64(call.beta2)))
         doubles = (call.beta1, call.beta2, root, call.epsilon, call.weight_decay)
-        self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles)))[0]
+        self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles))).view(-1)
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
         self.of_tables = self._on_host(call, count) if on_host((*call.lr, *call.step)) else self._on_device(call, count)

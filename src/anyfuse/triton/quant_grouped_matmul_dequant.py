@@ -20,7 +20,7 @@ from ..ops import _dispatch as d
 from ..ops.quant_grouped_matmul_dequant import Call, check
 from ..ops.quant_matmul_dequant import LAYOUTS, ready_weight
 from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
-from .quant_matmul_dequant import fills, quantize_launch, quantized, ragged, shape, store_tile, sums_of_tile
+from .quant_matmul_dequant import SIZES, fills, quantize_launch, quantized, ragged, shape, store_tile, sums_of_tile
 
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
 #: may have few rows or many. None spills registers, whatever the weight's layout.
@@ -135,26 +135,37 @@ def run(call: Call) -> Tensor:
 
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
-
-    def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None, target: str) -> list[Plan]:
-        size = (-(-n // 32) * 32) * (-(-k // 32) * 32)
-        x, weight = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(groups, size, dtype=torch.int8)
-        scale, ends = torch.ones(groups, n), torch.full((groups,), m)
-        call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
-        q, out = torch.ones(m, -(-k // 16) * 16, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
-        return plans(call, q, torch.ones(m), weight, LAYOUTS[layout], out, (m, n, k), target)
-
     name = "quant_grouped_matmul_dequant"
     bias = torch.ones(5, 1040, dtype=torch.int32)
-    for target in EVERYWHERE:
+    for target in ("sm_80", "sm_90"):
         for plan in grouped(100, 5, 1040, 1072, "nk", bias, target):
             yield Variant(name, f"(n, k), partly filled, bias, tile {shape(plan)}", plan[0], (target,))
+    for target in EVERYWHERE:
         plan = grouped(64, 8, 1024, 1024, "packed", None, target)[0]
         yield Variant(name, f"packed, tile {shape(plan)}", plan[0], (target,))
-    for plan in grouped(100, 5, 1000, 1002, "kn", bias, "sm_80"):
-        yield Variant(name, f"(k, n) of 1000 columns, bias, tile {shape(plan)}", plan[0], ("sm_80", "sm_90"))
+    uneven = grouped(100, 5, 1000, 1002, "kn", torch.ones(5, 1000, dtype=torch.int32), "sm_80")[0][0]
+    yield Variant(name, "(k, n) of 1000 columns, bias", uneven, ("sm_80",))
     yield Variant(name, "one of one, (k, n)", grouped(1, 1, 1, 1, "kn", None, "sm_90")[0][0])
     x, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(3, 4096)
     q, group = torch.ones(8, 4096, dtype=torch.int8), torch.zeros(8, dtype=torch.int64)
     rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula", group)
     yield Variant(name, "bf16 rows, smooth scales of each group", rows)
+
+
+def offered() -> Iterator[Variant]:
+    """Every tile for every layout, filled and not, with a bias: what `variants` represents."""
+    for target in EVERYWHERE:
+        for layout in LAYOUTS:
+            for case, (n, k) in SIZES.items():
+                for plan in grouped(100, 5, n, k, layout, torch.ones(5, n, dtype=torch.int32), target):
+                    label = f"{layout}, {case}, tile {shape(plan)}"
+                    yield Variant("quant_grouped_matmul_dequant", label, plan[0], (target,))
+
+
+def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None, target: str) -> list[Plan]:
+    """Something to compile."""
+    x, weight = torch.ones(m, k), torch.ones(groups, (-(-n // 32) * 32) * (-(-k // 32) * 32), dtype=torch.int8)
+    scale, ends = torch.ones(groups, n), torch.full((groups,), m)
+    call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
+    q, out = torch.ones(m, -(-k // 16) * 16, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
+    return plans(call, q, torch.ones(m), weight, LAYOUTS[layout], out, (m, n, k), target)

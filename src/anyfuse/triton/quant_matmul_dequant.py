@@ -39,13 +39,13 @@ TILES = {
     "gfx942": ((128, 128, 64, 8, 2), (128, 256, 64, 8, 2), (128, 128, 128, 8, 2), (64, 128, 128, 4, 2), (64, 64, 128, 4, 2)),
 }
 
-#: More of them where columns and depth fill them: masks would take the registers that they have.
-EVEN_TILES = {"sm_90": ((128, 256, 128, 8, 4), (128, 256, 64, 8, 4))}
+#: More of them without a bias, where columns and depth fill them: masks and a bias would take registers that are not left.
+PLAIN_TILES = {"sm_90": ((128, 256, 128, 8, 4), (128, 256, 64, 8, 4))}
 
 #: The same (columns, depth, warps, stages) for few rows.
 SPLIT_TILES = {
     "sm_80": ((64, 128, 4, 4), (64, 256, 4, 3), (32, 256, 4, 4), (128, 128, 4, 4)),
-    "sm_90": ((64, 128, 4, 4), (64, 256, 4, 3), (32, 256, 4, 4), (128, 128, 4, 4)),
+    "sm_90": ((64, 128, 4, 4), (32, 256, 4, 4)),
     "gfx942": ((64, 128, 4, 2), (64, 256, 4, 2), (32, 256, 4, 2), (128, 128, 4, 2)),
 }
 
@@ -417,8 +417,10 @@ class Product:
         uneven = ragged(self.weight, self.layout, self.n, self.k)
         if self.m > SPLIT_ROWS:
             tiles = RAGGED_TILES if uneven else TILES[architecture]
-            more = [tile for tile in EVEN_TILES.get(architecture, ()) if fills(tile[1], tile[2], self.n, self.k)]
-            return [self.tiled(*tile) for tile in (*tiles, *([] if uneven else more))]
+            if self.bias is None and not uneven:
+                plain = PLAIN_TILES.get(architecture, ())
+                tiles = (*tiles, *(tile for tile in plain if fills(tile[1], tile[2], self.n, self.k)))
+            return [self.tiled(*tile) for tile in tiles]
         few = RAGGED_SPLIT_TILES if uneven else SPLIT_TILES[architecture]
         most = max(self.parts(bn, bk)[0] for bn, bk, *_ in few)
         sums = torch.empty(most, self.m, self.n, dtype=torch.int32, device=self.q.device)
@@ -496,13 +498,6 @@ def run(call: Call) -> Tensor:
 
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
-
-    def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
-        q = torch.ones(m, -(-k // 16) * 16, dtype=torch.int8)
-        weight = torch.ones((-(-n // 32) * 32) * (-(-k // 32) * 32), dtype=torch.int8)
-        out = torch.ones(m, n, dtype=torch.bfloat16)
-        return Product(q, torch.ones(m), weight, LAYOUTS[layout], torch.ones(n), bias, out, m, n, k)
-
     name = "quant_matmul_dequant"
     x, q, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(8, 4096, dtype=torch.int8), torch.ones(4096)
     rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula")
@@ -510,20 +505,46 @@ def variants() -> Iterator[Variant]:
     x, q = torch.ones(8, 9000, dtype=torch.float16), torch.ones(8, 9008, dtype=torch.int8)
     rows = quantize_launch(x, None, torch.ones(8), q, torch.ones(8), "pertoken", "device")
     yield Variant(name, "fp16 rows of 9000, device", rows)
-    bias = torch.ones(1040, dtype=torch.int32)
+    bias = torch.ones(1024, dtype=torch.int32)
     for target in EVERYWHERE:
-        for plan in product(256, 1024, 1024, "nk", bias[:1024]).plans(target):
+        for plan in product(256, 1024, 1024, "nk", bias).plans(target):
+            yield Variant(name, f"(n, k), bias, tile {shape(plan)}", plan[0], (target,))
+        for plan in product(256, 1024, 1024, "nk", None).plans(target)[len(TILES[target]) :]:
             yield Variant(name, f"(n, k), tile {shape(plan)}", plan[0], (target,))
-        for layout in ("kn", "nz_nk", "nz_kn", "packed"):
-            plan = product(200, 1040, 1072, layout, bias).plans(target)[0]
-            yield Variant(name, f"{layout}, partly filled, bias, tile {shape(plan)}", plan[0], (target,))
-        for layout in ("nk", "packed"):
-            plan = product(1, 1024, 4096, layout, None).plans(target)[0]
-            yield Variant(name, f"{layout}, one row, k split, tile {shape(plan)}", plan[0], (target,))
-    for plan in product(200, 1000, 1002, "kn", bias[:1000]).plans("sm_80"):
-        yield Variant(name, f"(k, n) of 1000 columns, bias, tile {shape(plan)}", plan[0], ("sm_80", "sm_90"))
+        plan = product(1, 1024, 4096, "nk", None).plans(target)[0]
+        yield Variant(name, f"(n, k), one row, k split, tile {shape(plan)}", plan[0], (target,))
+    for layout, target in (("kn", "sm_80"), ("nz_nk", "sm_90"), ("nz_kn", "sm_90"), ("packed", "gfx942")):
+        plan = product(200, 1040, 1072, layout, torch.ones(1040, dtype=torch.int32)).plans(target)[0]
+        yield Variant(name, f"{layout}, partly filled, bias, tile {shape(plan)}", plan[0], (target,))
+    yield Variant(name, "packed, one row, k split", product(1, 1024, 4096, "packed", None).plans("sm_90")[0][0])
+    uneven = product(200, 1000, 1002, "kn", torch.ones(1000, dtype=torch.int32)).plans("sm_80")[0][0]
+    yield Variant(name, "(k, n) of 1000 columns, bias", uneven, ("sm_80",))
     yield Variant(name, "one of one, (k, n)", product(1, 1, 1, "kn", None).plans("sm_90")[0][0])
-    yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", bias[:1024]).plans("sm_90")[0][1], EVERYWHERE)
+    yield Variant(name, "scaling of split sums", product(1, 1024, 4096, "nk", bias).plans("sm_90")[0][1], EVERYWHERE)
+
+
+#: n and k of weights that tiles fill, that they fill partly, and whose rows begin anywhere.
+SIZES = {"filled": (1024, 1024), "partly filled": (1040, 1072), "ragged": (1000, 1002)}
+
+
+def offered() -> Iterator[Variant]:
+    """Every tile for every layout, filled and not: what `variants` represents."""
+    for target in EVERYWHERE:
+        for layout in LAYOUTS:
+            for case, (n, k) in SIZES.items():
+                for m, with_bias in ((1, True), (32, True), (64, True), (256, True), (256, False)):
+                    bias = torch.ones(n, dtype=torch.int32) if with_bias else None
+                    for plan in product(m, n, k, layout, bias).plans(target):
+                        label = f"{layout}, {case}, m = {m}, {'bias, ' if with_bias else ''}tile {shape(plan)}"
+                        yield Variant("quant_matmul_dequant", label, plan[0], (target,))
+
+
+def product(m: int, n: int, k: int, layout: str, bias: Tensor | None) -> Product:
+    """Something to compile."""
+    q = torch.ones(m, -(-k // 16) * 16, dtype=torch.int8)
+    weight = torch.ones((-(-n // 32) * 32) * (-(-k // 32) * 32), dtype=torch.int8)
+    out = torch.ones(m, n, dtype=torch.bfloat16)
+    return Product(q, torch.ones(m), weight, LAYOUTS[layout], torch.ones(n), bias, out, m, n, k)
 
 
 def shape(plan: Plan) -> str:
