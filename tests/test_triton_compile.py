@@ -1,10 +1,10 @@
-"""Every GPU kernel compiles ahead of time without spilled registers, its NVIDIA assembly holds no instruction that rounds
-otherwise, and what moves much memory moves it 16 bytes an instruction."""
+"""Every GPU kernel compiles ahead of time without spilled registers, its NVIDIA assembly holds no instruction that
+rounds otherwise, and what moves much memory moves it 16 bytes an instruction."""
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,7 +37,7 @@ ROUNDS_OTHERWISE = re.compile(
 REGISTERS, WARPS = 65536, 64
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(operator: str, label: str, gpu: str) -> Any:
     (variant,) = (v for v in VARIANTS if (v.operator, v.label) == (operator, label) and gpu in v.targets)
     return variant.launch.compile(TARGETS[gpu])

@@ -68,7 +68,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             return address(self)
         return (1 + storages.setdefault(self.untyped_storage()._cdata, len(storages))) << 40
 
-
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
@@ -94,9 +93,7 @@ class Watch:
     raise_if_seen = look
 
 
-def test_a_captured_step_waits_for_nothing(
-    spec: OpSpec, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_captured_step_waits_for_nothing(spec: OpSpec, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module(f"anyfuse.triton.{spec.name}")
     launches, fake = 0, FakeTensorMode()
     for seed in range(12):

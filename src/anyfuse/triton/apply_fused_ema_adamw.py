@@ -214,6 +214,8 @@ def variants() -> Iterator[Variant]:
     name, half = "apply_fused_ema_adamw", (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
     yield Variant(name, "fp32", launch((torch.float32,) * 5))
     yield Variant(name, "bf16 with fp32 state", launch(half, adam_mode=0, found_inf=ones(1)))
-    yield Variant(name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), EVERYWHERE)
+    yield Variant(
+        name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), EVERYWHERE
+    )
     chance = launch((torch.float16,) * 5, convention="device", stochastic_rounding=[1])
     yield Variant(name, "fp16, rounded by chance, device", chance)

@@ -53,8 +53,8 @@ from ._maths import stored, widen
 #: Rows whose keys a program writes; columns, and elements, that a program steps.
 KEYS, COLUMNS, ELEMENTS = 512, 256, 512
 
-#: Most tables, the bits of a key below the table's number, and the type of a key: sorting takes twice the time for twice
-#: the bits. No table has 2^40 rows: they would fill 1 TB with one byte each.
+#: Most tables, the bits of a key below the table's number, and the type of a key: twice the bits take twice the time to
+#: sort. No table has 2^40 rows: they would fill 1 TB with one byte each.
 KEY_TYPES = ((1, 31, torch.int32), (128, 24, torch.int32), (2**23, 40, torch.int64))
 
 #: How many of the rows that follow with the same id are loaded at once.

@@ -25,9 +25,27 @@ from .quant_matmul_dequant import SIZES, fills, quantize_launch, quantized, ragg
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
 #: may have few rows or many. None spills registers, whatever the weight's layout.
 TILES = {
-    "sm_80": ((16, 128, 128, 4, 4), (32, 128, 128, 4, 3), (64, 128, 64, 4, 4), (128, 128, 64, 8, 3), (16, 64, 256, 4, 3)),
-    "sm_90": ((16, 128, 128, 4, 4), (32, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 128, 8, 4), (16, 64, 256, 4, 3)),
-    "gfx942": ((16, 128, 128, 4, 2), (32, 128, 128, 4, 2), (64, 128, 128, 4, 2), (128, 128, 64, 8, 2), (16, 64, 256, 4, 2)),
+    "sm_80": (
+        (16, 128, 128, 4, 4),
+        (32, 128, 128, 4, 3),
+        (64, 128, 64, 4, 4),
+        (128, 128, 64, 8, 3),
+        (16, 64, 256, 4, 3),
+    ),
+    "sm_90": (
+        (16, 128, 128, 4, 4),
+        (32, 128, 128, 4, 4),
+        (64, 128, 128, 4, 4),
+        (128, 128, 128, 8, 4),
+        (16, 64, 256, 4, 3),
+    ),
+    "gfx942": (
+        (16, 128, 128, 4, 2),
+        (32, 128, 128, 4, 2),
+        (64, 128, 128, 4, 2),
+        (128, 128, 64, 8, 2),
+        (16, 64, 256, 4, 2),
+    ),
 }
 
 #: The same for weights whose rows do not begin at multiples of 16 bytes, of which each byte is a load.
@@ -83,7 +101,7 @@ def plans(
 ) -> list[Plan]:
     """The candidates; the call's tensors are contiguous, and m and the number of groups are not 0."""
     groups, (m, n, k) = call.group_list.shape[0], sizes
-    result = []
+    result: list[Plan] = []
     for bm, bn, bk, warps, stages in RAGGED_TILES if ragged(weight, layout, n, k) else TILES[architecture]:
         arguments: dict[str, Any] = {
             "q": q,

@@ -34,12 +34,24 @@ SPLIT_ROWS = 64
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured. None
 #: spills registers, whatever the weight's layout.
 TILES = {
-    "sm_80": ((128, 128, 128, 8, 3), (128, 128, 64, 8, 4), (64, 256, 64, 8, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 4)),
+    "sm_80": (
+        (128, 128, 128, 8, 3),
+        (128, 128, 64, 8, 4),
+        (64, 256, 64, 8, 3),
+        (64, 128, 64, 4, 4),
+        (64, 64, 128, 4, 4),
+    ),
     "sm_90": ((128, 128, 128, 8, 4), (128, 128, 64, 8, 4), (64, 128, 128, 4, 4), (64, 64, 128, 4, 4)),
-    "gfx942": ((128, 128, 64, 8, 2), (128, 256, 64, 8, 2), (128, 128, 128, 8, 2), (64, 128, 128, 4, 2), (64, 64, 128, 4, 2)),
+    "gfx942": (
+        (128, 128, 64, 8, 2),
+        (128, 256, 64, 8, 2),
+        (128, 128, 128, 8, 2),
+        (64, 128, 128, 4, 2),
+        (64, 64, 128, 4, 2),
+    ),
 }
 
-#: More of them without a bias, where columns and depth fill them: masks and a bias would take registers that are not left.
+#: More of them without a bias, where columns and depth fill them: masks and a bias take registers that are not left.
 PLAIN_TILES = {"sm_90": ((128, 256, 128, 8, 4), (128, 256, 64, 8, 4))}
 
 #: The same (columns, depth, warps, stages) for few rows.
@@ -52,7 +64,7 @@ SPLIT_TILES = {
 #: The same for weights whose rows do not begin at multiples of 16 bytes, of which each byte is a load.
 RAGGED_TILES, RAGGED_SPLIT_TILES = ((64, 64, 64, 4, 3), (64, 64, 32, 4, 3)), ((64, 64, 4, 3), (32, 128, 4, 3))
 
-#: Programs that a product of few rows is cut into, about four for each processor of a large GPU, and the most parts of k.
+#: Programs that a product of few rows is cut into, about four for each processor of a large GPU, and the most parts.
 PROGRAMS, MOST_PARTS = 512, 16
 
 #: How many rows there are says nothing about addresses: no variant of its own for a multiple of 16.
