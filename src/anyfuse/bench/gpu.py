@@ -302,31 +302,28 @@ def tried(clock: Clock, call: Call) -> tuple[float | None, str]:
 
 
 def speed(work: Work, copies: float | None, clock: Clock, graph: Clock) -> Iterator[dict[str, Any]]:
-    """The figures of one case, again after each measurement; `copies` is the copy bandwidth. Everything is measured
-    from Python first: a capture that fails may spoil what comes after it."""
+    """The figures of one case, again after each measurement; `copies` is the copy bandwidth. Ours come first, then the
+    peers from Python, then the peers in a graph: a capture that fails may spoil what comes after it."""
     result: dict[str, Any] = {"operator": work.operator, "case": work.case, "eager_seconds": clock(work.ours)}
     peers: list[dict[str, Any]] = []
     result |= {"graph": "not measured", "graph_seconds": None, "peers": peers}
     yield _with_rates(result, work, copies)
-    calls: list[Call | None] = []
+    result["graph_seconds"], result["graph"] = tried(graph, work.ours)
+    yield _with_rates(result, work, copies)
+    started: list[tuple[dict[str, Any], Call]] = []
     for name, start in work.peers.items():
         peer: dict[str, Any] = {"name": name, "eager_seconds": None, "graph_seconds": None, "graph": "not measured"}
-        call: Call | None = None
         try:
             call = start()
             peer |= {"eager_seconds": clock(call), "status": "ran"}
+            started.append((peer, call))
         except Exception as error:  # not installed, or whatever it raises
-            call = None
             peer["status"] = _line(error)
         peers.append(peer)
-        calls.append(call)
         yield _with_rates(result, work, copies)
-    result["graph_seconds"], result["graph"] = tried(graph, work.ours)
-    yield _with_rates(result, work, copies)
-    for peer, peers_call in zip(peers, calls, strict=True):
-        if peers_call is not None:
-            peer["graph_seconds"], peer["graph"] = tried(graph, peers_call)
-            yield _with_rates(result, work, copies)
+    for peer, call in started:
+        peer["graph_seconds"], peer["graph"] = tried(graph, call)
+        yield _with_rates(result, work, copies)
 
 
 def _with_rates(result: dict[str, Any], work: Work, copies: float | None) -> dict[str, Any]:
