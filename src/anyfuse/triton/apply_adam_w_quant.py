@@ -87,11 +87,12 @@ def _guided(n, qmap, guide):
     """
     first = tl.load(guide + (n.to(tl.int32, bitcast=True) >> 16 & 0xFFFF)).to(tl.int32)
     first = tl.minimum(first, 253)  # a guide of any content reads inside the map
-    below, middle, beyond = tl.load(qmap + first), tl.load(qmap + first + 1), tl.load(qmap + first + 2)
+    middle = tl.load(qmap + first + 1)
     above = n > middle
     lower = tl.where(above, first + 1, first)
-    low = tl.where(above, middle, below)
-    high = tl.where(above, beyond, middle)
+    other = tl.load(qmap + tl.where(above, first + 2, first))  # the cache's accesses are what is scarce, not its time
+    low = tl.where(above, middle, other)
+    high = tl.where(above, other, middle)
     proven = ((n > low) | ((lower == 0) & (n <= low))) & ((n <= high) | ((lower == 254) & (n > high)))
     return lower, low, high, proven
 
