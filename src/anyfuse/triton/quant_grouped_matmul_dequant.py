@@ -48,7 +48,7 @@ TILES = {
     ),
 }
 
-#: The same for weights whose rows do not begin at multiples of 16 bytes, of which each byte is a load.
+#: The same for `ragged` weights.
 RAGGED_TILES = ((16, 64, 64, 4, 3), (64, 64, 64, 4, 3))
 
 

@@ -61,7 +61,7 @@ SPLIT_TILES = {
     "gfx942": ((64, 128, 4, 2), (64, 256, 4, 2), (32, 256, 4, 2), (128, 128, 4, 2)),
 }
 
-#: The same for weights whose rows do not begin at multiples of 16 bytes, of which each byte is a load.
+#: The same for `ragged` weights.
 RAGGED_TILES, RAGGED_SPLIT_TILES = ((64, 64, 64, 4, 3), (64, 64, 32, 4, 3)), ((64, 64, 4, 3), (32, 128, 4, 3))
 
 #: Programs that a product of few rows is cut into, about four for each processor of a large GPU, and the most parts.
@@ -352,8 +352,9 @@ def scale_kernel(
 
 
 def ragged(weight: Tensor, layout: int, n: int, k: int) -> bool:
-    """Whether rows of a plain weight begin anywhere, so that their bytes are loaded one by one."""
-    row = {LAYOUTS["nk"]: k, LAYOUTS["kn"]: n}.get(layout, 0)
+    """Whether rows of a plain weight begin anywhere, so that their bytes are loaded one by one; of other layouts,
+    whether the results' rows do, which takes the registers of a large tile, too."""
+    row = k if layout == LAYOUTS["nk"] else n
     return row % 16 != 0 or weight.data_ptr() % 16 != 0
 
 
