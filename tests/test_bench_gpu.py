@@ -51,7 +51,7 @@ def test_every_case_runs_and_fills_the_report() -> None:
     for _, make in gpu.cases(CPU, small=True):
         work = make()
         work.peers.pop("torch.compile of the formula", None)  # takes seconds to compile, and runs in `test_bench.py`
-        results += gpu.latest(list(gpu.speed(work, 1e9, gpu.once)))
+        results += gpu.latest(list(gpu.speed(work, 1e9, gpu.once, gpu.once)))
     assert {result["operator"] for result in results} == set(anyfuse._REGISTRY)
     statuses = {peer["name"]: peer["status"] for result in results for peer in result["peers"]}
     for name in ("torch AdamW(fused) + lerp", "torch SparseAdam", "torch._int_mm alone", "F.linear bf16"):
@@ -75,11 +75,30 @@ def test_a_failing_peer_is_named_with_its_reason() -> None:
         raise ModuleNotFoundError("No module named 'peer'")
 
     work = gpu.Work("op", "case", lambda: None, bytes=8, peers={"peer": broken})
-    *_, result = gpu.speed(work, None, gpu.once)
-    assert result["peers"] == [
-        {"name": "peer", "seconds": None, "times_ours": None, "status": "ModuleNotFoundError: No module named 'peer'"}
-    ]
+    *_, result = gpu.speed(work, None, gpu.once, gpu.once)
+    (peer,) = result["peers"]
+    assert peer["status"] == "ModuleNotFoundError: No module named 'peer'"
+    assert peer["eager_seconds"] is peer["graph_seconds"] is peer["times_ours"] is None
     assert result["of_copy"] is None and result["gb_per_s"] > 0
+
+
+def test_what_cannot_be_captured_is_compared_from_python() -> None:
+    """Ours in a graph and a peer that is not: the peer is compared with ours from Python, and rates are a graph's."""
+
+    def capture(call: gpu.Call) -> float:
+        if call is peer:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return 0.5
+
+    def peer() -> None:
+        pass
+
+    work = gpu.Work("op", "case", lambda: None, bytes=8, peers={"one": lambda: peer, "two": lambda: lambda: None})
+    *_, result = gpu.speed(work, 32.0, lambda call: 4.0 if call is peer else 2.0, capture)
+    assert result["seconds"] == 0.5 and result["eager_seconds"] == 2.0 and result["of_copy"] == 0.5
+    one, two = result["peers"]
+    assert one["times_ours"] == 2.0 and one["graph"].startswith("RuntimeError: operation not permitted")
+    assert two["times_ours"] == 1.0 and two["graph"] == "ran"
 
 
 def test_a_failing_case_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +109,7 @@ def test_a_failing_case_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(
         gpu, "cases", lambda device, small: [("op", no_memory), ("other", no_memory), ("op", lambda: fine)]
     )
-    failed, ran = gpu.results_of(gpu.Part("speed", "op", 9.0, device="cpu"), None, gpu.once)
+    failed, *_, ran = gpu.results_of(gpu.Part("speed", "op", 9.0, device="cpu"), None, gpu.once, gpu.once)
     assert failed["failed"] == "OutOfMemoryError: out of memory" and ran["case"] == "fine"
 
 
@@ -121,7 +140,7 @@ def test_the_report_is_kept_after_each_part(monkeypatch: pytest.MonkeyPatch, tmp
     def run(part: gpu.Part, copies: float | None) -> tuple[list[dict[str, Any]], str]:
         assert part.seconds <= (100.0 if part.kind == "equality" else 450.0)
         part = replace(part, draws=2, device="cpu", seconds=0.2)
-        results = list(gpu.results_of(part, copies, gpu.once)) if part.kind != "speed" else [FIGURES]
+        results = list(gpu.results_of(part, copies, gpu.once, gpu.once)) if part.kind != "speed" else [FIGURES]
         return results, "complete" if part.name != "equality lazy_adam" else "stopped after 9 s"
 
     monkeypatch.setattr(gpu, "run", run)
@@ -138,6 +157,6 @@ def test_the_report_is_kept_after_each_part(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 FIGURES = {
-    "operator": "op", "case": "a case", "seconds": 1e-3, "gb_per_s": None, "of_copy": None,
+    "operator": "op", "case": "a case", "seconds": 1e-3, "eager_seconds": 2e-3, "gb_per_s": None, "of_copy": None,
     "tera_operations_per_s": 2.0, "peers": [],
 }  # fmt: skip

@@ -5,9 +5,12 @@ most of the time goes into compiling. Then speed, one after the other: each oper
 time, in bytes or operations a second, and against this GPU's copy bandwidth. A peer that is not installed, or that
 fails, is named with the reason.
 
+Times are those of a call in a CUDA graph, where the host costs nothing, and of a call from Python beside it; where a
+call cannot be captured, the latter stands for both. Rates, and ratios to peers, are of the former where both have it.
+
 Every part is a process of its own with a limit of time, so that one that crashes, hangs or spoils its CUDA context
-costs the others nothing; what it had found by then is kept. `--quick` is over after 7.5 minutes, whatever happens. The
-report is one JSON file and one Markdown table, written again after each part.
+costs the others nothing; what it had found by then is kept. `--quick` is over after 7.5 minutes, whatever happens, and
+`--seconds` is another limit. The report is one JSON file and one Markdown table, written again after each part.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
@@ -45,9 +49,10 @@ from . import apply_adam_w_quant as adam8_bench
 from . import quant_grouped_matmul_dequant as grouped_bench
 from . import quant_matmul_dequant as matmul_bench
 
-SCHEMA_NAME = "anyfuse-bench-gpu/2"
+SCHEMA_NAME = "anyfuse-bench-gpu/3"
 
 Call = Callable[[], object]
+Clock = Callable[[Call], float]
 
 
 # ---- equality ----
@@ -134,7 +139,7 @@ def ema(device: torch.device, size: int) -> Work:
     def fused_and_lerp() -> Call:
         parameter = torch.nn.Parameter(var.clone())
         parameter.grad = grad
-        optimizer, average = torch.optim.AdamW([parameter], lr=1e-3, fused=True), var.clone()
+        optimizer, average = torch.optim.AdamW([parameter], lr=1e-3, fused=True, capturable=True), var.clone()
 
         def run() -> None:
             optimizer.step()
@@ -251,6 +256,30 @@ def seconds(call: Call) -> float:
     return float(do_bench(call, warmup=25, rep=100, return_mode="median")) / 1e3
 
 
+def in_graph(call: Call, repeats: int = 10, replays: int = 10) -> float:
+    """The median time of a call in a CUDA graph, with a cold L2 cache: what a graph of calls and the writing of a
+    buffer larger than that cache takes, less what the writing takes. The call has run before."""
+    buffer = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+
+    def took(*calls: Call) -> float:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(repeats):
+                for each in calls:
+                    each()
+        times: list[float] = []
+        for _ in range(replays):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        return statistics.median(times) / repeats / 1e3
+
+    return max(took(buffer.zero_, call) - took(buffer.zero_), 1e-7)
+
+
 def once(call: Call) -> float:
     """The time of one call, where there is no GPU and the figures do not matter."""
     start = time.perf_counter()
@@ -258,36 +287,59 @@ def once(call: Call) -> float:
     return time.perf_counter() - start
 
 
-def copy_rate(device: torch.device, clock: Callable[[Call], float]) -> float:
+def copy_rate(device: torch.device, clock: Clock) -> float:
     """Bytes a second of a copy, read and written ones counted."""
     source = torch.empty(64 * 2**20 if device.type == "cuda" else 2**16, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / clock(lambda: target.copy_(source))
 
 
-def speed(work: Work, copies: float | None, clock: Callable[[Call], float]) -> Iterator[dict[str, Any]]:
-    """The figures of one case, again after each peer; `copies` is the copy bandwidth."""
-    ours = clock(work.ours)
-    rate = None if work.bytes is None else work.bytes / ours
+def tried(clock: Clock, call: Call) -> tuple[float | None, str]:
+    try:
+        return clock(call), "ran"
+    except Exception as error:  # whatever a call raises is its result
+        return None, _line(error)
+
+
+def speed(work: Work, copies: float | None, clock: Clock, graph: Clock) -> Iterator[dict[str, Any]]:
+    """The figures of one case, again after each measurement; `copies` is the copy bandwidth. Ours come first, then the
+    peers from Python, then the peers in a graph: a capture that fails may spoil what comes after it."""
+    result: dict[str, Any] = {"operator": work.operator, "case": work.case, "eager_seconds": clock(work.ours)}
     peers: list[dict[str, Any]] = []
-    result = {
-        "operator": work.operator,
-        "case": work.case,
-        "seconds": ours,
+    result |= {"graph": "not measured", "graph_seconds": None, "peers": peers}
+    yield _with_rates(result, work, copies)
+    result["graph_seconds"], result["graph"] = tried(graph, work.ours)
+    yield _with_rates(result, work, copies)
+    started: list[tuple[dict[str, Any], Call]] = []
+    for name, start in work.peers.items():
+        peer: dict[str, Any] = {"name": name, "eager_seconds": None, "graph_seconds": None, "graph": "not measured"}
+        try:
+            call = start()
+            peer |= {"eager_seconds": clock(call), "status": "ran"}
+            started.append((peer, call))
+        except Exception as error:  # not installed, or whatever it raises
+            peer["status"] = _line(error)
+        peers.append(peer)
+        yield _with_rates(result, work, copies)
+    for peer, call in started:
+        peer["graph_seconds"], peer["graph"] = tried(graph, call)
+        yield _with_rates(result, work, copies)
+
+
+def _with_rates(result: dict[str, Any], work: Work, copies: float | None) -> dict[str, Any]:
+    """What follows from the times."""
+    took = result["graph_seconds"] or result["eager_seconds"]
+    rate = None if work.bytes is None else work.bytes / took
+    result |= {
+        "seconds": took,
         "gb_per_s": None if rate is None else rate / 1e9,
         "of_copy": None if rate is None or copies is None else rate / copies,
-        "tera_operations_per_s": None if work.operations is None else work.operations / ours / 1e12,
-        "peers": peers,
+        "tera_operations_per_s": None if work.operations is None else work.operations / took / 1e12,
     }
-    yield result
-    for name, start in work.peers.items():
-        try:
-            took, status = clock(start()), "ran"
-        except Exception as error:  # whatever a peer raises is its result
-            took, status = None, _line(error)
-        ratio = None if took is None else took / ours
-        peers.append({"name": name, "seconds": took, "times_ours": ratio, "status": status})
-        yield result
+    for peer in result["peers"]:
+        kind = "graph_seconds" if result["graph_seconds"] and peer["graph_seconds"] else "eager_seconds"
+        peer["times_ours"] = None if peer[kind] is None else peer[kind] / result[kind]
+    return result
 
 
 # ---- parts ----
@@ -308,7 +360,7 @@ class Part:
         return f"{self.kind} {self.operator}".strip()
 
 
-def results_of(part: Part, copies: float | None, clock: Callable[[Call], float]) -> Iterator[dict[str, Any]]:
+def results_of(part: Part, copies: float | None, clock: Clock, graph: Clock) -> Iterator[dict[str, Any]]:
     """What a part finds, as it finds it; a later result of the same operator and case stands for the earlier one."""
     device = torch.device(part.device)
     if part.kind == "copy":
@@ -316,13 +368,14 @@ def results_of(part: Part, copies: float | None, clock: Callable[[Call], float])
     elif part.kind == "equality":
         yield from equality(REGISTRY[part.operator], device, part.draws, 0.8 * part.seconds)
     else:
-        for operator, make in cases(device, small=device.type == "cpu"):
+        copies = copies or copy_rate(device, clock)  # where the part that measures it did not end
+        for i, (operator, make) in enumerate(cases(device, small=device.type == "cpu")):
             if operator != part.operator:
                 continue
             try:
-                yield from speed(make(), copies, clock)
+                yield from speed(make(), copies, clock, graph)
             except Exception as error:  # the next case may do
-                yield {"operator": operator, "case": "a case failed", "failed": _line(error), "peers": []}
+                yield {"operator": operator, "case": f"case {i}, which failed", "failed": _line(error), "peers": []}
 
 
 def run(part: Part, copies: float | None) -> tuple[list[dict[str, Any]], str]:
@@ -340,8 +393,8 @@ def run(part: Part, copies: float | None) -> tuple[list[dict[str, Any]], str]:
 
 def work_on(part: Part, copies: float | None) -> None:
     """Prints a part's results, a line of JSON each."""
-    clock = seconds if part.device == "cuda" else once
-    for result in results_of(part, copies, clock):
+    clock, graph = (seconds, in_graph) if part.device == "cuda" else (once, once)
+    for result in results_of(part, copies, clock, graph):
         print(json.dumps(result), flush=True)
 
 
@@ -350,10 +403,14 @@ def latest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({(result.get("operator"), result.get("case")): result for result in results}.values())
 
 
-def measured(quick: bool, device: str, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """The report, `keep` called with it after each part. Nothing here touches the GPU itself."""
-    draws, each, whole = (40, 100.0, 450.0) if quick else (400, 600.0, 3600.0)
-    end = time.monotonic() + whole
+def measured(
+    quick: bool, device: str, keep: Callable[[dict[str, Any]], None], whole: float | None = None
+) -> dict[str, Any]:
+    """The report after at most `whole` seconds, `keep` called with it after each part. Nothing here touches the GPU
+    itself."""
+    draws, longest = (40, 450.0) if quick else (400, 3600.0)
+    whole = longest if whole is None else whole
+    begin = time.monotonic()
     report: dict[str, Any] = {
         "schema": SCHEMA_NAME,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -363,17 +420,20 @@ def measured(quick: bool, device: str, keep: Callable[[dict[str, Any]], None]) -
         "equality": [],
         "speed": [],
         "parts": {},
+        "part_seconds": {},
     }
 
     def finish(part: Part, copies: float | None = None) -> list[dict[str, Any]]:
+        start = time.monotonic()
         results, report["parts"][part.name] = run(part, copies)
+        report["part_seconds"][part.name] = round(time.monotonic() - start, 1)
         return latest(results)
 
-    for result in finish(Part("copy", "", 60.0, device=device)):
+    for result in finish(Part("copy", "", 0.13 * whole, device=device)):
         report |= result
     keep(report)
     side_by_side = max((os.cpu_count() or 2) // 2, 1)
-    each = min(each, 0.5 * whole / -(-len(REGISTRY) // side_by_side))
+    each = min(0.22 * whole, 0.5 * whole / -(-len(REGISTRY) // side_by_side))
     parts = [Part("equality", name, each, draws, device) for name in REGISTRY]
     with ThreadPoolExecutor(side_by_side) as pool:
         for results in pool.map(finish, parts):
@@ -381,7 +441,7 @@ def measured(quick: bool, device: str, keep: Callable[[dict[str, Any]], None]) -
             keep(report)
     copies = None if report["copy_gb_per_s"] is None else report["copy_gb_per_s"] * 1e9
     for i, name in enumerate(REGISTRY):
-        share = (end - time.monotonic()) / (len(REGISTRY) - i)  # what one leaves over is the next one's
+        share = (begin + whole - time.monotonic()) / (len(REGISTRY) - i)  # what one leaves over is the next one's
         report["speed"] += finish(Part("speed", name, share, device=device), copies)
         keep(report)
     return report
@@ -426,17 +486,16 @@ def markdown(report: dict[str, Any]) -> str:
         lines.append(f"| {row['operator']} | {row['compared']} | {row['equal']} | {row['first_difference'] or '—'} |")
     lines += [
         "",
-        "| operator | case | ms | GB/s | of copy | TOP/s | peers: their time over ours |",
-        "|---|---|--:|--:|--:|--:|---|",
+        "| operator | case | ms | ms from Python | GB/s | of copy | TOP/s | peers: their time over ours |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in report["speed"]:
         peers = "; ".join(
             f"{peer['name']} {peer['status'] if peer['times_ours'] is None else format(peer['times_ours'], '.2f')}"
             for peer in row["peers"]
         )
-        took = row.get("seconds")
         figures = (
-            _figure(None if took is None else took * 1e3, ".3f"),
+            *(_figure(row[key] * 1e3 if row.get(key) else None, ".3f") for key in ("seconds", "eager_seconds")),
             _figure(row.get("gb_per_s"), ".0f"),
             _figure(row.get("of_copy"), ".0%"),
             _figure(row.get("tera_operations_per_s"), ".0f"),
@@ -462,6 +521,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when all is well, 1 when something differed, failed or did not end, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m anyfuse.bench.gpu", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="7.5 minutes at most, instead of an hour")
+    parser.add_argument("--seconds", type=float, help="another limit of time")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for gpu.json and gpu.md")
     parser.add_argument("--device", default="cuda", help="cpu: small cases, to try the flow")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -479,7 +539,7 @@ def main(arguments: list[str] | None = None) -> int:
         (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
         (options.output / "gpu.md").write_text(markdown(report))
 
-    report = measured(options.quick, options.device, keep)
+    report = measured(options.quick, options.device, keep, options.seconds)
     print(markdown(report))
     return 0 if all_is_well(report) else 1
 

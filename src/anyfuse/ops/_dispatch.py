@@ -86,7 +86,10 @@ def _on_gpu(name: str, record: type[Any], cpu: Implementation) -> Callable[..., 
             module = importlib.import_module(f"anyfuse.triton.{name.rstrip('_')}")
         except ModuleNotFoundError as error:
             raise RuntimeError(f"{name} on a GPU needs {error.name}; install anyfuse[triton]") from error
-        return module.run(call)
+        device = next(tensor.device for tensor in _tensors(call) if tensor.device.type != "cpu")
+        importlib.import_module("anyfuse.triton").check_device(device)
+        with torch.cuda.device(device):  # kernels run on the current device, which may be another one
+            return module.run(call)
 
     return call
 

@@ -1,16 +1,19 @@
 """The kernels compiled ahead of time, without a GPU: `python -m anyfuse.triton.ahead` prints registers and spills.
 
-A representative set of variants of each operator, as its launcher would specialize them.
+A representative set of variants of each operator, as its launcher would specialize them; `--offered`: every tile of the
+matrix products, for every layout of the weight, instead, which takes a quarter of an hour of processor time.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from .._opspec import REGISTRY
+from . import quant_grouped_matmul_dequant, quant_matmul_dequant
 from ._launch import Variant
 
 TARGETS = {
@@ -60,14 +64,17 @@ def resources(compiled: Any) -> Resources:
     return Resources(int(found[1]), int(found[2]), shared)
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    every = variants()
+    if arguments == ["--offered"]:
+        every = chain(quant_matmul_dequant.offered(), quant_grouped_matmul_dequant.offered())
     print("| operator | variant | target | registers | spilled bytes | shared bytes |\n|---|---|---|--:|--:|--:|")
-    for variant in variants():
-        for name, target in TARGETS.items():
-            used = resources(variant.launch.compile(target))
+    for variant in every:
+        for name in variant.targets:
+            used = resources(variant.launch.compile(TARGETS[name]))
             numbers = f"{used.registers} | {used.spilled_bytes} | {used.shared_bytes}"
-            print(f"| {variant.operator} | {variant.label} | {name} | {numbers} |")
+            print(f"| {variant.operator} | {variant.label} | {name} | {numbers} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

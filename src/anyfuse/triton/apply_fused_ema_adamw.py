@@ -21,6 +21,7 @@ from ..ops import _dispatch as d
 from ..ops.apply_fused_ema_adamw import Call, check
 from ._launch import (
     DTYPES,
+    EVERYWHERE,
     Launch,
     Variant,
     aligned,
@@ -86,7 +87,7 @@ def _step(
     tl.store(at_s, stored(s, S, seed, step, 1, begin + lane, begin >> 32), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["count"])
 def kernel(
     table, corrections, lr, factor, found_inf, steps, count,
     beta1, rest1, beta2, rest2, eps, weight_decay, ema_decay, rest,
@@ -213,6 +214,8 @@ def variants() -> Iterator[Variant]:
     name, half = "apply_fused_ema_adamw", (torch.bfloat16, torch.bfloat16, *(torch.float32,) * 3)
     yield Variant(name, "fp32", launch((torch.float32,) * 5))
     yield Variant(name, "bf16 with fp32 state", launch(half, adam_mode=0, found_inf=ones(1)))
-    yield Variant(name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), True)
+    yield Variant(
+        name, "bf16, rounded by chance", launch((torch.bfloat16,) * 5, stochastic_rounding=[1, 2]), EVERYWHERE
+    )
     chance = launch((torch.float16,) * 5, convention="device", stochastic_rounding=[1])
     yield Variant(name, "fp16, rounded by chance, device", chance)

@@ -33,6 +33,7 @@ from ..ops import _dispatch as d
 from ..ops.lazy_adam import IDS, Call, _Exact, check, check_step_values, moves_that_count
 from ._launch import (
     DTYPES,
+    EVERYWHERE,
     Launch,
     Variant,
     by_dtypes,
@@ -50,11 +51,14 @@ from ._launch import (
 from ._maths import stored, widen
 
 #: Rows whose keys a program writes; columns, and elements, that a program steps.
-KEYS, COLUMNS, ELEMENTS = 1024, 256, 512
+KEYS, COLUMNS, ELEMENTS = 512, 256, 512
 
-#: Bits of a key below the table's number. No table has that many rows: they would fill 4 TB with one byte each.
-ID_BITS = tl.constexpr(40)
-ID_MASK = tl.constexpr((1 << 40) - 1)
+#: Most tables, the bits of a key below the table's number, and the type of a key: twice the bits take twice the time to
+#: sort. No table has 2^40 rows: they would fill 1 TB with one byte each.
+KEY_TYPES = ((1, 31, torch.int32), (128, 24, torch.int32), (2**23, 40, torch.int64))
+
+#: How many of the rows that follow with the same id are loaded at once.
+AHEAD = tl.constexpr(4)
 
 #: Bits of a count of steps that is not known to be shorter.
 COUNT_BITS = 31
@@ -118,10 +122,10 @@ def raise_out_of_range(device: torch.device | str = "cuda") -> None:
 # ---- kernels ----
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padding"], do_not_specialize_on_alignment=["count"])
 def keys_kernel(
     table, keys, flags, found_inf, padding, count,
-    ID: tl.constexpr, REFUSE: tl.constexpr, BLOCK: tl.constexpr,
+    ID: tl.constexpr, ID_BITS: tl.constexpr, REFUSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """keys[p] = the number of the table and the id of the gradients' row p, -1 for a row that is skipped."""
     block = tl.program_id(0).to(tl.int64)
@@ -151,7 +155,7 @@ def keys_kernel(
             if padding is not None:
                 named = named & (id != padding)
     key = tl.where(named & (id >= 0), id | (i.to(tl.int64) << ID_BITS), -1)
-    tl.store(keys + tl.load(table + 2 * count + i) + row, key, mask)
+    tl.store(keys + tl.load(table + 2 * count + i) + row, key.to(keys.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -182,7 +186,7 @@ def _corrected(exact, lr, power1, power2, OUTSIDE: tl.constexpr):
     return lr * root / (1.0 - power1), epsilon
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["count"])
 def numbers_kernel(
     lr, steps, exact, result, count, CORRECTED: tl.constexpr, OUTSIDE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -242,20 +246,20 @@ def _rows(table, column, t, mask, count, DTYPE: tl.constexpr):
     return address, tl.load(table + (column + 1) * count + t, mask, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "moves", "bits"], do_not_specialize_on_alignment=["count"])
 def kernel(
     table, keys, order, of_tables, lr, steps, exact, factor, n, count, beta1, rest1, beta2, rest2, moves, bits,
-    GRADIENT: tl.constexpr, VAR: tl.constexpr, MULTIPLE: tl.constexpr, UNIT: tl.constexpr,
+    GRADIENT: tl.constexpr, VAR: tl.constexpr, ID_BITS: tl.constexpr, MULTIPLE: tl.constexpr, UNIT: tl.constexpr,
     BY_ROW: tl.constexpr, CATCH_UP: tl.constexpr, CORRECTED: tl.constexpr, OUTSIDE: tl.constexpr,
     STOCHASTIC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    key = tl.load(keys + slot, slot < n, other=-1)
+    key = tl.load(keys + slot, slot < n, other=-1).to(tl.int64)
     begins = key >= 0
     if order is not None:
         begins = begins & (tl.load(keys + slot - 1, begins & (slot > 0), other=-1) != key)
     t = tl.where(begins, key >> ID_BITS, 0)
-    id = tl.where(begins, key & ID_MASK, 0)
+    id = tl.where(begins, key & ((1 << ID_BITS) - 1), 0)
     dim = tl.load(table + 6 * count + t, begins, other=0)
     first_row = tl.load(table + 2 * count + t, begins, other=0)
     gradient = tl.load(table + 5 * count + t, begins, other=0).to(tl.pointer_type(GRADIENT))
@@ -295,6 +299,7 @@ def kernel(
             now = tl.load(steps + t)
             skipped = tl.where(begins, tl.maximum(now - 1 - last, 0), 0)
             late = tl.max(skipped, axis=0) > 0
+        tl.debug_barrier()  # all threads of a row have read its count before one of them writes it
         tl.store(counts, now.to(tl.int32), begins)
     if STOCHASTIC:
         seed = tl.load(table + 18 * count + t)[:, None]
@@ -311,11 +316,12 @@ def kernel(
             ahead = 1
             more = begins & (tl.load(keys + slot + 1, begins & (slot + 1 < n), other=-1) == key)
             while tl.max(more.to(tl.int32), axis=0) > 0:
-                later = tl.load(order + slot + ahead, more, other=0)
-                at = gradient[:, None] + ((later - first_row) * dim)[:, None] + column
-                g = tl.where(more[:, None], g + widen(tl.load(at, mask & more[:, None], other=0.0)), g)
-                ahead += 1
-                more = more & (tl.load(keys + slot + ahead, more & (slot + ahead < n), other=-1) == key)
+                for _ in tl.static_range(AHEAD):  # several at a time: a row that many name waits for memory less often
+                    later = tl.load(order + slot + ahead, more, other=0)
+                    at = gradient[:, None] + ((later - first_row) * dim)[:, None] + column
+                    g = tl.where(more[:, None], g + widen(tl.load(at, mask & more[:, None], other=0.0)), g)
+                    ahead += 1
+                    more = more & (tl.load(keys + slot + ahead, more & (slot + ahead < n), other=-1) == key)
         if UNIT:
             m_column = column
             v_column = column
@@ -357,7 +363,7 @@ class Numbers:
         with np.errstate(all="ignore"):
             root = float(np.sqrt(np.float64(call.beta2)))
         doubles = (call.beta1, call.beta2, root, call.epsilon, call.weight_decay)
-        self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles)))[0]
+        self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles))).view(-1)
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
         self.of_tables = self._on_host(call, count) if on_host((*call.lr, *call.step)) else self._on_device(call, count)
@@ -445,7 +451,9 @@ class Group:
         addresses = [named, [t.data_ptr() for t in gradient]]
         rows = [len(t) for t in var]
         self.table = table(device, starts, sizes, first_rows, rows, *addresses, dims, *state, *counts, seeds)
-        self.keys = torch.empty(self.n, dtype=torch.int64, device=device)
+        most = max(rows)
+        self.id_bits, key = next((b, t) for tables, b, t in KEY_TYPES if len(var) <= tables and most <= 1 << b)
+        self.keys = torch.empty(self.n, dtype=key, device=device)
         self.watch, self.numbers, self.call = watch, numbers, call
         self.of_tables = columns(numbers.of_tables, places).contiguous()
         self.lr, self.steps = (None if x is None else columns(x, places) for x in (numbers.lr, numbers.steps))
@@ -470,6 +478,7 @@ class Group:
             "padding": self.call.padding_idx,
             "count": self.count,
             "ID": self.id,
+            "ID_BITS": self.id_bits,
             "REFUSE": self.call.refuse_negative,
             "BLOCK": KEYS,
         }
@@ -492,6 +501,7 @@ class Group:
             **self.numbers.common,
             "GRADIENT": self.dtypes[0],
             "VAR": self.dtypes[1],
+            "ID_BITS": self.id_bits,
             "MULTIPLE": self.multiple,
             "UNIT": self.unit,
             "ROWS": rows,
@@ -575,8 +585,8 @@ def variants() -> Iterator[Variant]:
         64, half, ids.long(), bias_correction="global", eps_mode="outside", weight_decay=0.1, step=step,
         grad_scale=ones(1), found_inf=ones(1), refuse_negative=True, padding_idx=0, stochastic_rounding=[3],
     )  # fmt: skip
-    yield Variant(name, "numbers of the tables, corrected", scalars, True)
-    yield Variant(name, "keys, int64 ids, negative refused", keys, True)
+    yield Variant(name, "numbers of the tables, corrected", scalars, EVERYWHERE)
+    yield Variant(name, "keys, int64 ids, negative refused", keys, EVERYWHERE)
     yield Variant(name, "fp32 on bf16, rounded by chance", summed)
     (_, keys), _, unique = launches(64, (torch.float32, torch.float16), None, step=step, stochastic_rounding=[3])
     yield Variant(name, "keys, all rows", keys)
@@ -589,6 +599,6 @@ def variants() -> Iterator[Variant]:
     yield Variant(name, "fp32, a mask, corrected by row", unique)
     late: dict[str, Any] = {"decay_mode": "catch_up", "row_step": counts, "step": step, "weight_decay": 0.1}
     _, summed, _ = launches(64, full, ids, bias_correction="global", eps_mode="outside", **late)
-    yield Variant(name, "fp32, caught up, corrected", summed, True)
+    yield Variant(name, "fp32, caught up, corrected", summed, EVERYWHERE)
     _, summed, _ = launches(300, half, ids, stochastic_rounding=[3], **late)
     yield Variant(name, "fp32 on bf16, 300 columns, caught up, rounded by chance", summed)

@@ -19,12 +19,37 @@ from torch import Tensor
 from ..ops import _dispatch as d
 from ..ops.quant_grouped_matmul_dequant import Call, check
 from ..ops.quant_matmul_dequant import LAYOUTS, ready_weight
-from ._launch import DTYPES, Launch, Variant, fastest
-from .quant_matmul_dequant import quantize_launch, quantized, scaled, store_tile, sums_of_tile
+from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
+from .quant_matmul_dequant import SIZES, fills, quantize_launch, quantized, ragged, shape, store_tile, sums_of_tile
 
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
-#: may have few rows or many.
-TILES = ((16, 128, 128, 4, 4), (32, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 64, 8, 3), (16, 64, 256, 4, 3))
+#: may have few rows or many. None spills registers, whatever the weight's layout.
+TILES = {
+    "sm_80": (
+        (16, 128, 128, 4, 4),
+        (32, 128, 128, 4, 3),
+        (64, 128, 64, 4, 4),
+        (128, 128, 64, 8, 3),
+        (16, 64, 256, 4, 3),
+    ),
+    "sm_90": (
+        (16, 128, 128, 4, 4),
+        (32, 128, 128, 4, 4),
+        (64, 128, 128, 4, 4),
+        (128, 128, 128, 8, 4),
+        (16, 64, 256, 4, 3),
+    ),
+    "gfx942": (
+        (16, 128, 128, 4, 2),
+        (32, 128, 128, 4, 2),
+        (64, 128, 128, 4, 2),
+        (128, 128, 64, 8, 2),
+        (16, 64, 256, 4, 2),
+    ),
+}
+
+#: The same for `ragged` weights.
+RAGGED_TILES = ((16, 64, 64, 4, 3), (64, 64, 64, 4, 3))
 
 
 @triton.jit
@@ -43,35 +68,41 @@ def _rows_of(group_list, tile, m, groups, BM: tl.constexpr, GROUPS: tl.constexpr
     return group, first, tl.sum(tl.where(mine, end, 0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def grouped_kernel(
     q, weight, weight_scale, bias, factor, group_list, out, m, n, k, pitch, groups, weight_size,
-    LAYOUT: tl.constexpr, EVEN: tl.constexpr, GROUPS: tl.constexpr,
+    LAYOUT: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, GROUPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     # The columns' programs come first, so that neighbours read the same rows; all groups' weights pass once.
-    group, first, end = _rows_of(group_list, tl.program_id(1), m, groups, BM, GROUPS)
+    across = tl.cdiv(n, BN)
+    group, first, end = _rows_of(group_list, tl.program_id(0) // across, m, groups, BM, GROUPS)
     if group >= groups:
         return
-    row = first + tl.arange(0, BM)
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    column = tl.program_id(0) % across * BN
     of_group = group.to(tl.int64)
     acc = sums_of_tile(
-        q, weight + of_group * weight_size, row, column, end, n, k, pitch, 0, k, LAYOUT, EVEN, BM, BN, BK
+        q, weight + of_group * weight_size, first, column, end, n, k, pitch, 0, k, LAYOUT, EVEN, WIDE, BM, BN, BK
     )
     if bias is not None:
         bias += of_group * n
-    value = scaled(acc, bias, weight_scale + of_group * n, factor, row, column, end, n)
-    store_tile(out, value, row, column, end, n, DTYPE)
+    store_tile(out, acc, weight_scale + of_group * n, bias, factor, first, column, end, n, DTYPE)
 
 
-def launches(
-    call: Call, q: Tensor, factor: Tensor, weight: Tensor, layout: int, out: Tensor, m: int, n: int, k: int
-) -> list[Launch]:
+def plans(
+    call: Call,
+    q: Tensor,
+    factor: Tensor,
+    weight: Tensor,
+    layout: int,
+    out: Tensor,
+    sizes: tuple[int, int, int],
+    architecture: str,
+) -> list[Plan]:
     """The candidates; the call's tensors are contiguous, and m and the number of groups are not 0."""
-    groups = call.group_list.shape[0]
-    result = []
-    for bm, bn, bk, warps, stages in TILES:
+    groups, (m, n, k) = call.group_list.shape[0], sizes
+    result: list[Plan] = []
+    for bm, bn, bk, warps, stages in RAGGED_TILES if ragged(weight, layout, n, k) else TILES[architecture]:
         arguments: dict[str, Any] = {
             "q": q,
             "weight": weight,
@@ -87,7 +118,8 @@ def launches(
             "groups": groups,
             "weight_size": weight.numel() // groups,
             "LAYOUT": layout,
-            "EVEN": n % bn == 0 and k % bk == 0,
+            "EVEN": fills(bn, bk, n, k),
+            "WIDE": n * bk >= 2**31,
             "GROUPS": triton.next_power_of_2(groups),
             "BM": bm,
             "BN": bn,
@@ -95,7 +127,7 @@ def launches(
             "DTYPE": DTYPES[out.dtype],
         }
         tiles = triton.cdiv(m, bm) + groups - 1  # each group may leave one tile unfilled
-        result.append(Launch(grouped_kernel, (triton.cdiv(n, bn), tiles), arguments, warps, stages))
+        result.append((Launch(grouped_kernel, (triton.cdiv(n, bn) * tiles,), arguments, warps, stages),))
     return result
 
 
@@ -112,31 +144,46 @@ def run(call: Call) -> Tensor:
         rows = torch.arange(m, device=out.device)
         group = torch.searchsorted(ready.group_list, rows, right=True).clamp_(max=groups - 1)
     q, factor = quantized(ready, m, k, group)
-    candidates = launches(ready, q, factor, weight, layout, out, m, n, k)
+    candidates = plans(ready, q, factor, weight, layout, out, (m, n, k), architecture(out.device))
     key = (triton.next_power_of_2(m), n, k, groups, layout, dtype, out.device)
-    fastest(key, candidates).run()
+    for launch in fastest(key, candidates):
+        launch.run()
     return out
 
 
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
-
-    def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None) -> list[Launch]:
-        size = -(-n // 16) * -(-k // 32) * 512 if layout == "nz_nk" else n * k  # of 1024 x 1024, also when packed
-        x, weight = torch.ones(m, k, dtype=torch.bfloat16), torch.ones(groups, size, dtype=torch.int8)
-        scale, ends = torch.ones(groups, n), torch.full((groups,), m)
-        call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
-        q, out = torch.ones(m, k, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
-        return launches(call, q, torch.ones(m), weight, LAYOUTS[layout], out, m, n, k)
-
     name = "quant_grouped_matmul_dequant"
-    for i, launch in enumerate(grouped(64, 8, 1024, 1024, "packed", None)):
-        tile = "×".join(str(launch.arguments[side]) for side in ("BM", "BN", "BK"))
-        yield Variant(name, f"packed, tile {tile}", launch, i == 0)
-    uneven = grouped(100, 5, 130, 300, "nz_nk", torch.ones(5, 130, dtype=torch.int32))
-    yield Variant(name, "FRACTAL_NZ, uneven, bias", uneven[0])
-    yield Variant(name, "one of one, (k, n)", grouped(1, 1, 1, 1, "kn", None)[0])
+    bias = torch.ones(5, 1040, dtype=torch.int32)
+    for target in ("sm_80", "sm_90"):
+        for plan in grouped(100, 5, 1040, 1072, "nk", bias, target):
+            yield Variant(name, f"(n, k), partly filled, bias, tile {shape(plan)}", plan[0], (target,))
+    for target in EVERYWHERE:
+        plan = grouped(64, 8, 1024, 1024, "packed", None, target)[0]
+        yield Variant(name, f"packed, tile {shape(plan)}", plan[0], (target,))
+    uneven = grouped(100, 5, 1000, 1002, "kn", torch.ones(5, 1000, dtype=torch.int32), "sm_80")[0][0]
+    yield Variant(name, "(k, n) of 1000 columns, bias", uneven, ("sm_80",))
+    yield Variant(name, "one of one, (k, n)", grouped(1, 1, 1, 1, "kn", None, "sm_90")[0][0])
     x, smooth = torch.ones(8, 4096, dtype=torch.bfloat16), torch.ones(3, 4096)
     q, group = torch.ones(8, 4096, dtype=torch.int8), torch.zeros(8, dtype=torch.int64)
     rows = quantize_launch(x, smooth, None, q, torch.ones(8), "pertoken", "formula", group)
     yield Variant(name, "bf16 rows, smooth scales of each group", rows)
+
+
+def offered() -> Iterator[Variant]:
+    """Every tile for every layout, filled and not, with a bias: what `variants` represents."""
+    for target in EVERYWHERE:
+        for layout in LAYOUTS:
+            for case, (n, k) in SIZES.items():
+                for plan in grouped(100, 5, n, k, layout, torch.ones(5, n, dtype=torch.int32), target):
+                    label = f"{layout}, {case}, tile {shape(plan)}"
+                    yield Variant("quant_grouped_matmul_dequant", label, plan[0], (target,))
+
+
+def grouped(m: int, groups: int, n: int, k: int, layout: str, bias: Tensor | None, target: str) -> list[Plan]:
+    """Something to compile."""
+    x, weight = torch.ones(m, k), torch.ones(groups, (-(-n // 32) * 32) * (-(-k // 32) * 32), dtype=torch.int8)
+    scale, ends = torch.ones(groups, n), torch.full((groups,), m)
+    call = Call(x, weight, scale, ends, bias, None, None, "pertoken", True, [], None, "formula")
+    q, out = torch.ones(m, -(-k // 16) * 16, dtype=torch.int8), torch.ones(m, n, dtype=torch.bfloat16)
+    return plans(call, q, torch.ones(m), weight, LAYOUTS[layout], out, (m, n, k), target)
