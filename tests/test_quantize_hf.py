@@ -367,10 +367,11 @@ def test_smollm2_keeps_its_perplexity_in_a_quarter_of_the_bytes(tmp_path: Path) 
     assert report.bytes <= 0.27 * report.float_bytes and report.kept == {"lm_head": "skipped"}
     assert evaluate.perplexity(plain, judged) <= 1.02 * exact
     other = tokens[3072:4096]  # behind the text that is calibrated with
+    # A mean over 1024 tokens scatters by 0.4 %, one standard deviation: a wider bound, since text is not chosen here.
     exact_other = evaluate.perplexity(model, other)
     anyfuse.quantize_(model, calibration=[part[None] for part in read.split(512)])
-    assert evaluate.perplexity(model, judged) <= 1.015 * exact
-    assert evaluate.perplexity(model, other) <= 1.01 * exact_other
+    assert evaluate.perplexity(model, judged) <= 1.01 * exact
+    assert evaluate.perplexity(model, other) <= 1.02 * exact_other
 
 
 @pytest.mark.slow
