@@ -254,6 +254,10 @@ def test_product_profile_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ({1: torch.ones(6, 5, requires_grad=True)}, ValueError, "varRef requires a gradient"),
         ({0: np.ones((6, 5), "S4")}, TypeError, "grad has dtype bytes32"),
         ({0: np.ones(6, [("a", "f4"), ("b", "i1")])["a"]}, ValueError, "grad has strides"),
+        ({0: np.ones((6, 5), np.dtype("f4").newbyteorder())}, TypeError, "grad has dtype .*byte order"),
+        ({0: torch._neg_view(torch.ones(6, 5))}, ValueError, "grad is a lazily negated"),
+        ({11: 2**64 + 1}, ValueError, "mode is beyond 63 bits"),
+        ({6: 10**400}, ValueError, "lr is beyond 1023 bits"),
     ],
 )
 def test_what_python_refuses(changes: dict[int, Any], error: type[Exception], says: str) -> None:

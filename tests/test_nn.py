@@ -273,7 +273,15 @@ def test_past_the_dispatcher_changed_weights_are_used_and_wrong_ones_refused() -
         norm(x, x)
 
 
-@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda module: module.to("cpu", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "cast",
+    [
+        nn.Module.half,
+        nn.Module.bfloat16,
+        lambda module: module.to("cpu", torch.bfloat16),
+        lambda module: module.type(torch.float16),
+    ],
+)
 @pytest.mark.parametrize("act", ["dynamic", 0.05])
 def test_a_cast_leaves_the_scales_as_they_are(cast: Callable[[nn.Module], nn.Module], act: str | float) -> None:
     """A whole model is cast at once, `model.half()`, quantized linears among its layers."""

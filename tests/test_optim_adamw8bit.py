@@ -439,3 +439,25 @@ def test_another_codebook_is_requantized_and_what_does_not_fit_refused() -> None
     with pytest.raises(ValueError, match="layout"):
         import_state(again, {}, "deepspeed")
     assert not other.state
+
+
+@pytest.mark.parametrize("layout", ["torch", "bitsandbytes", "torchao", "arrays"])
+def test_import_of_what_is_no_such_state_is_refused(layout: str) -> None:
+    weight = parameter(1.0)
+    for other in (anyfuse.optim.LazyAdam([weight]), torch.optim.AdamW([weight])):
+        with pytest.raises(TypeError, match="optimizer is a"):
+            import_state(other, {}, layout)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="optimizer is a"):
+            export_state(other, layout)  # type: ignore[arg-type]
+    for state in ({}, None, 3):
+        with pytest.raises(TypeError, match="state is a"):
+            import_state(AdamW8bit([weight]), state, layout)  # type: ignore[arg-type]
+
+
+def test_import_refuses_amsgrad_as_load_does() -> None:
+    weight = parameter(1.0)
+    peer = torch.optim.AdamW([weight], amsgrad=True)
+    weight.grad = torch.ones(1)
+    peer.step()
+    with pytest.raises(ValueError, match="amsgrad"):
+        import_state(AdamW8bit([weight]), peer.state_dict(), "torch")

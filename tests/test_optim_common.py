@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optimizers
 import pytest
 import torch
@@ -371,8 +372,11 @@ def test_the_default_dtype_of_torch_changes_nothing(make: Make, dtype: torch.dty
 
 
 def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
-    """Instead of scales beyond the end of those that the state has, or codes read as float32."""
-    changes = [(AdamW8bit, {"block_size": 64}), (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32})]
+    """Instead of scales beyond the end of those that the state has, codes read as float32 or by another map."""
+    changes = [
+        (AdamW8bit, {"block_size": 64}), (AdamW8bit, {"codebook": "linear"}),
+        (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32}), (EMA8bit, {"codebook": "linear"}),
+    ]  # fmt: skip
     for make, change in changes:
         model = optimizers.model()
         optimizer = make(model.parameters())
@@ -382,6 +386,47 @@ def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
         with pytest.raises((TypeError, ValueError), match="accepted"):
             train(model, optimizer, [2])
         assert equal(model.parameters(), before)
+
+
+def test_a_codebook_may_change_where_the_codes_are_new() -> None:
+    weight = nn.Parameter(torch.ones(5000))
+    optimizer = AdamW8bit([weight])
+    for codebook in ("linear", "dynamic"):
+        optimizer.param_groups[0]["codebook"] = codebook
+        optimizer.state.clear()
+        give_gradients([weight], 0)
+        optimizer.step()
+    optimizer.param_groups.insert(0, {**optimizer.param_groups[0], "params": [], "codebook": "linear"})
+    optimizer.step()  # the same group at another place
+
+
+@pytest.mark.parametrize("option", ["state_bits", "codebook", "stochastic_rounding", "rounding_seed", "nonzero_v"])
+def test_choices_that_change_between_steps_are_looked_at(cls: Any, option: str) -> None:
+    weight = parameter(1.0)
+    optimizer = cls([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = "other"
+    with pytest.raises((TypeError, ValueError), match=option):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "stochastic" in name])
+def test_a_seed_that_is_changed_holds_from_the_next_step_on(name: str) -> None:
+    results = []
+    for load in (False, True):
+        model = optimizers.model(torch.bfloat16)
+        optimizer = VARIANTS[name](model.parameters())
+        train(model, optimizer, range(2))
+        optimizer.param_groups[0]["rounding_seed"] = 77
+        if load:
+            state, optimizer = snapshot(optimizer), VARIANTS[name](model.parameters())
+            optimizer.load_state_dict(state)
+        train(model, optimizer, range(2, 4))
+        results.append(values(model))
+    assert equal(*results)
 
 
 def test_a_stale_backward_raises(make: Make) -> None:
@@ -600,6 +645,41 @@ def test_parameters_that_share_memory_are_refused(make: Make) -> None:
     assert torch.equal(memory, torch.ones(10))
 
 
+def test_a_gradient_that_shares_memory_is_refused_at_any_step(make: Make) -> None:
+    """Also behind a plan that has been made: the first step's gradients say nothing about the next ones."""
+    weights = [parameter(1.0), nn.Parameter(torch.ones(4, 6)), nn.Parameter(torch.ones(6, 4).t())]
+    optimizer = make(weights)
+    for step in range(3):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 0.5)
+            if step:
+                before = [other.detach().clone() for other in weights]
+                state = optimizer.state[weight]["exp_avg_sq"]
+                memory = [other.data for other in weights if other.shape == weight.shape]
+                memory += [state] if state.dtype == torch.float32 else []
+                for shared in memory:
+                    weight.grad = shared
+                    with pytest.raises(ValueError, match="shares memory"):
+                        optimizer.step()
+                assert equal(before, weights)
+                weight.grad = torch.full_like(weight, 0.5)
+        optimizer.step()
+
+
+def test_a_lazily_negated_gradient_counts_with_its_sign(make: Make) -> None:
+    """`torch._neg_view`, and what autograd may leave behind a conjugate: the memory holds the negatives."""
+    results = []
+    for negated in (False, True):
+        weight = nn.Parameter(torch.ones(5, 3))
+        optimizer = make([weight], lr=0.1)
+        for step in range(3):
+            gradient = torch.full((5, 3), 0.5 + step)
+            weight.grad = torch._neg_view(-gradient) if negated else gradient
+            optimizer.step()
+        results.append(weight.detach())
+    assert torch.equal(*results)
+
+
 # ---- saving and resuming ----
 
 
@@ -730,6 +810,62 @@ def test_a_state_of_torch_adamw_is_taken(cls: Any) -> None:
     amsgrad = torch.optim.AdamW(other.parameters(), amsgrad=True)
     with pytest.raises(ValueError, match="amsgrad"):
         optimizer.load_state_dict(amsgrad.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("step", -1),
+        ("step", 2.5),
+        ("step", float("nan")),
+        ("step", torch.tensor(float("inf"))),
+        ("step", 2**63),
+        ("step", torch.ones(2)),
+        ("step", "3"),
+        ("step", None),
+        ("exp_avg", torch.zeros(128, 64, device="meta")),
+        ("exp_avg", torch.zeros(128, 64).to_sparse()),
+        ("exp_avg", torch.zeros(128, 64, dtype=torch.int32)),
+        ("exp_avg", None),
+        (None, [1]),
+    ],
+)
+def test_entries_of_a_saved_state_that_make_no_sense_are_refused(make: Make, entry: str | None, value: Any) -> None:
+    model = optimizers.model()
+    optimizer = make(model.parameters())
+    train(model, optimizer, range(2))
+    before, odd = snapshot(optimizer), snapshot(optimizer)
+    if entry is None:
+        odd["state"][0] = value
+    else:
+        odd["state"][0][entry] = value
+    with pytest.raises((TypeError, ValueError), match=f"{entry or 'a saved state'}.*accepted"):
+        optimizer.load_state_dict(odd)
+    assert same(before, snapshot(optimizer))
+
+
+def test_a_saved_step_may_be_any_whole_number(make: Make) -> None:
+    for step in (3, 3.0, torch.tensor(3.0), torch.tensor([3]), np.int64(3)):
+        model = optimizers.model()
+        optimizer = make(model.parameters())
+        train(model, optimizer, range(2))
+        saved = snapshot(optimizer)
+        saved["state"][0]["step"] = step
+        optimizer.load_state_dict(saved)
+        loaded = optimizer.state[model[0].weight]["step"]
+        assert loaded == 3 and type(loaded) is int
+
+
+def test_a_moment_that_is_a_negated_view_is_loaded_with_its_values(make: Make) -> None:
+    weight = parameter(1.0, 2.0)
+    optimizer = make([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    saved = snapshot(optimizer)
+    saved["state"][0]["exp_avg"] = torch._neg_view(torch.tensor([-1.0, 3.0]))
+    optimizer.load_state_dict(saved)
+    loaded = optimizer.state[weight]["exp_avg"]
+    assert loaded.tolist() == [1.0, -3.0] and not loaded.is_neg()
 
 
 def test_states_that_do_not_fit_are_refused_and_change_nothing(make: Make) -> None:

@@ -468,3 +468,62 @@ def test_case_38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
     taken = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
     limit = 0.01 * sum(param.nbytes for param in params)
     assert native.call_count == 1 and taken < limit and peak < limit, (taken, peak)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("ema_warmup", "foo"),
+        ("step_mode", "x"),
+        ("adam_w_mode", None),
+        ("bias_correction", "row"),
+        ("ema_dtype", torch.float64),
+    ],
+)
+def test_choices_that_change_between_steps_are_looked_at(option: str, value: Any) -> None:
+    weight = parameter(1.0)
+    optimizer = EMAAdamW([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = value
+    with pytest.raises((TypeError, ValueError), match=option):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(("updates", "error"), [(-5, ValueError), ("x", TypeError), (True, TypeError)])
+def test_a_saved_count_of_updates_that_makes_no_sense_is_refused(updates: Any, error: type[Exception]) -> None:
+    optimizer = EMAAdamW([parameter(1.0)])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["ema_updates"] = updates
+    with pytest.raises(error, match="ema_updates"):
+        optimizer.load_state_dict(saved)
+
+
+def test_a_state_loaded_while_the_ema_is_in_place_loses_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    before, saved = values(model), snapshot(optimizer)
+    with optimizer.swap_ema():
+        optimizer.load_state_dict(saved)
+        with pytest.raises(RuntimeError, match="inside swap_ema"):
+            train(model, optimizer, [3])
+    assert equal(model.parameters(), before)
+    optimizer.store(model.parameters())
+    optimizer.copy_to()
+    optimizer.load_state_dict(saved)
+    optimizer.restore(model.parameters())
+    assert equal(model.parameters(), before)
+
+
+def test_an_optimizer_copied_while_the_ema_is_in_place_holds_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    with optimizer.swap_ema():
+        copied, other = copy.deepcopy((model, optimizer))
+    train(copied, other, [3])
+    with other.swap_ema():
+        pass

@@ -512,6 +512,61 @@ def test_options_are_checked(options: dict[str, Any], error: type[Exception], na
         LazyAdam([table(1.0)], **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"bias_correction": "x"}, "bias_correction"),
+        ({"bias_correction": "row", "decay_mode": "catch_up"}, "bias_correction"),
+        ({"eps_mode": None}, "eps_mode"),
+        ({"eps": 1e-9}, "epsilon"),
+        ({"padding_idx": "a"}, "padding_idx"),
+        ({"stochastic_rounding": None}, "stochastic_rounding"),
+        ({"rounding_seed": "x"}, "rounding_seed"),
+    ],
+)
+def test_choices_that_change_between_steps_are_looked_at(options: dict[str, Any], names: str) -> None:
+    weight = table(1.0, 2.0)
+    optimizer = LazyAdam([weight])
+    weight.grad = torch.ones(2, 1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0].update(options)
+    with pytest.raises((TypeError, ValueError), match=names):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("pair", "names"),
+    [
+        ((torch.tensor([1]),), "rows"),
+        (None, "rows"),
+        ((torch.tensor([1]), torch.ones(1, 4).to_sparse()), "values of rows"),
+        ((torch.tensor([1], device="meta"), torch.ones(1, 4)), "ids"),
+        ((torch.tensor([1]), torch.ones(1, 4, device="meta")), "gradient"),
+        (([1], torch.ones(1, 4)), "ids of rows"),
+    ],
+)
+def test_rows_of_a_wrong_kind_are_refused_by_name(pair: Any, names: str) -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    with pytest.raises((TypeError, ValueError), match=names):
+        LazyAdam([weight]).step(rows={weight: pair})
+    with pytest.raises(TypeError, match="rows is a list"):
+        LazyAdam([weight]).step(rows=[pair])  # type: ignore[arg-type]
+    assert torch.equal(weight, torch.ones(3, 4))
+
+
+def test_values_and_ids_that_are_negated_views_keep_their_sign() -> None:
+    values, ids = torch.tensor([[1.0], [-2.0]]), torch.tensor([1, 0])
+    results = []
+    for change in (lambda tensor: tensor, lambda tensor: torch._neg_view(-tensor)):
+        weight = table(1.0, 2.0, 3.0)
+        optimizer = LazyAdam([weight])
+        optimizer.step(rows={weight: (change(ids), change(values))})
+        results.append(column(weight))
+    assert results[0] == results[1] != [1.0, 2.0, 3.0]
+
+
 def test_gradients_that_do_not_fit_are_refused_before_any_write() -> None:
     first, weight = table(1.0), nn.Parameter(torch.ones(4, 3, 2))
     optimizer = LazyAdam([{"params": [first]}, {"params": [weight]}])
