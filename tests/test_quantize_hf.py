@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import math
 import pydoc_data.topics
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse.models import Adapter, evaluate
+from anyfuse.models.calibration import Rounding, Seen, fitted_scale, observe, smooth_scale
 from anyfuse.models.decoder import QuantDecoderLayer
 from anyfuse.nn import AddRMSNormQuant, QuantLinear, QuantLinearPart
 
@@ -121,6 +123,80 @@ def test_calibration_folds_smooth_scales_into_the_norms() -> None:
         assert torch.equal(layer.input_layernorm.smooth_scale, layer.self_attn.qkv.smooth_scale)
         assert layer.mlp.down_proj.smooth_scale is not None
     assert (logits(smoothed) - exact).norm() < 0.6 * (logits(plain) - exact).norm()
+
+
+def test_the_expected_errors_slope_is_that_of_its_differences() -> None:
+    chance = torch.Generator().manual_seed(0)
+    rows, weight, scale = (torch.randn(n, 24, generator=chance, dtype=torch.float64) for n in (40, 32, 1))
+    error, scale = Rounding(rows, weight), scale[0].exp()
+    slope = error(scale)[1]
+    for column, step in enumerate(torch.eye(24, dtype=torch.float64) * 1e-6):
+        difference = math.log(error(scale * step.exp())[0]) - math.log(error(scale * (-step).exp())[0])
+        assert abs(difference / 2e-6 - slope[column]) < 1e-6
+
+
+def test_fitted_scales_are_nearer_to_float_than_the_formulas_on_other_rows() -> None:
+    """Columns of very different sizes, of which some are large in few rows: magnitudes alone mislead the formula."""
+    chance = torch.Generator().manual_seed(0)
+    sizes = torch.randn(64, generator=chance).mul(1.5).exp()
+    rows = torch.randn(1024, 64, generator=chance) * sizes
+    rows[:, 5] *= 30 * (torch.rand(1024, generator=chance) < 0.02)
+    rows[:, 9] = 0
+    linears = [nn.Linear(64, 48, bias=False) for _ in range(2)]
+    for linear in linears:
+        linear.weight.data.normal_(0, 0.1, generator=chance)
+    read, other = rows[:512], rows[512:]
+    seen = Seen(read.abs().amax(0), list(read.split(100)))
+    fitted, formula = fitted_scale(seen, linears), smooth_scale(seen.absmax, linears, 0.5)
+    exact = torch.cat([linear(other) for linear in linears], 1)
+    errors = []
+    for scale in (fitted, formula):
+        difference = QuantLinear.from_float(linears, smooth_scale=scale)(other) - exact
+        errors.append((difference.square().sum(1) / exact.square().sum(1)).mean())  # of each row, as it is fitted
+    assert fitted[9] == 1 and errors[0] < 0.9 * errors[1], errors
+    assert torch.equal(fitted_scale(Seen(seen.absmax, [read[:1]]), linears), formula)  # one row fits nothing
+
+
+def test_what_fits_and_what_the_formula_gives() -> None:
+    """By default the scales behind norms are fitted, those of o_proj and down_proj are not; a number fits none."""
+    told: list[tuple[int, int]] = []
+    fitted, formula, random = tiny(), tiny(), tiny()
+    for model in (fitted, formula):
+        for layer in model.model.layers:  # columns with outliers, as trained models have
+            layer.input_layernorm.weight.data[5:8] *= 60
+            layer.post_attention_layernorm.weight.data[5:8] *= 60
+    anyfuse.quantize_(fitted, calibration=[ids(4, 16)], advance=lambda done, total: told.append((done, total)))
+    anyfuse.quantize_(formula, calibration=[ids(4, 16)], smooth_alpha=0.5)
+    anyfuse.quantize_(random)
+    assert told == [(i, 12) for i in range(1, 13)]
+    for name, module in fitted.named_modules():
+        if isinstance(module, QuantLinear):
+            other, same = formula.get_submodule(name), name.endswith(("o_proj", "down_proj"))
+            assert torch.equal(module.smooth_scale, other.smooth_scale) == same
+    again = tiny()
+    anyfuse.quantize_(again, smooth_alpha=0.5)
+    assert torch.equal(logits(again), logits(random))  # random tokens are not text that could be fitted to
+
+
+def test_fitting_runs_in_inference_mode_and_keeps_some_rows_only() -> None:
+    with torch.inference_mode():
+        model = tiny(max_position_embeddings=2048)
+        exact = logits(model)
+        anyfuse.quantize_(model, calibration=[ids(2, 1200)] * 2)
+        assert close(logits(model), exact)
+    linear = nn.Linear(8, 8)
+    seen = observe(linear, {"a": linear}, [torch.ones(2, 1500, 8)] * 2, keep=["a"])
+    assert sum(map(len, seen["a"].rows)) == 2048
+
+
+def test_the_device_meta_is_refused(tmp_path: Path) -> None:
+    model = tiny()
+    anyfuse.quantize_(model)
+    anyfuse.save_quantized(model, tmp_path)
+    with torch.device("meta"), pytest.raises(ValueError, match=r"under torch\.device\('meta'\); accepted"):
+        anyfuse.load_quantized(tmp_path)
+    with pytest.raises(ValueError, match="on the device meta, without numbers"):
+        anyfuse.quantize_(tiny().to("meta"))
 
 
 def test_generate_and_caches_agree_with_a_pass_over_all_tokens() -> None:
@@ -252,6 +328,7 @@ def test_errors_leave_the_model_as_it_was() -> None:
     exact = logits(model)
     for options, error, message in (
         ({"smooth_alpha": 2.0}, ValueError, "smooth_alpha"),
+        ({"smooth_alpha": "best"}, ValueError, "smooth_alpha is 'best'"),
         ({"skip": "lm_head"}, TypeError, "skip"),
         ({"calibration": []}, ValueError, "no batch"),
         ({"calibration": "text"}, TypeError, "calibration is 'text'"),
@@ -290,10 +367,11 @@ def test_smollm2_keeps_its_perplexity_in_a_quarter_of_the_bytes(tmp_path: Path) 
     assert report.bytes <= 0.27 * report.float_bytes and report.kept == {"lm_head": "skipped"}
     assert evaluate.perplexity(plain, judged) <= 1.02 * exact
     other = tokens[3072:4096]  # behind the text that is calibrated with
+    # A mean over 1024 tokens scatters by 0.4 %, one standard deviation: a wider bound, since text is not chosen here.
     exact_other = evaluate.perplexity(model, other)
     anyfuse.quantize_(model, calibration=[part[None] for part in read.split(512)])
-    assert evaluate.perplexity(model, judged) <= 1.015 * exact
-    assert evaluate.perplexity(model, other) <= 1.01 * exact_other
+    assert evaluate.perplexity(model, judged) <= 1.01 * exact
+    assert evaluate.perplexity(model, other) <= 1.02 * exact_other
 
 
 @pytest.mark.slow

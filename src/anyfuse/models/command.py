@@ -47,7 +47,10 @@ def quantize(
         if calibrate is not None:
             batches = [part[None] for part in _ids(tokenizer, calibrate, tokens).split(512)]
         advance("calibrate and quantize", done=0)
-        report = quantize_(float_model, calibration=batches, skip=kept)
+        report = quantize_(
+            float_model, calibration=batches, skip=kept,
+            advance=lambda done, total: advance("calibrate and quantize", done=0, words=f"{done} of {total} linears"),
+        )  # fmt: skip
         advance("write", done=0)
         save_quantized(float_model, out)
         tokenizer.save_pretrained(out)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..nn import AddRMSNormQuant, QuantLinear, QuantLinearPart
 from .adapter import Adapter, adapter_of
-from .calibration import observe, random_tokens, smooth_scale
+from .calibration import Seen, fitted_scale, observe, random_tokens, smooth_scale
 from .decoder import AddNorm, QuantDecoderLayer
 
 
@@ -51,9 +51,10 @@ def quantize_(
     model: nn.Module,
     *,
     calibration: Iterable[Any] | None = None,
-    smooth_alpha: float | None = 0.5,
+    smooth_alpha: float | str | None = "fit",
     skip: Sequence[str] = ("lm_head",),
     adapter: Adapter | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Puts a decoder of the Llama shape into W8A8, in place: int8 weights, int8 activations with a scale for each row.
 
@@ -69,18 +70,21 @@ def quantize_(
             scales from; those before q, k, v and gate, up are folded into the norm's smooth scale. None: 512 tokens
             drawn by chance from `config.vocab_size` (no smooth scales where there is none), which shows most columns
             that hold outliers, but fits less well than text like what the model will read.
-        smooth_alpha: how much of an activation's outliers moves into the weights: 0 none, 1 all. None: no smooth
-            scales, and no calibration.
+        smooth_alpha: how much of an activation's outliers moves into the weights, by SmoothQuant's formula: 0 none, 1
+            all. "fit": 0.5, and with a calibration the scales behind the norms are fitted, each by the error that
+            rounding is expected to make on the calibration's first 2048 rows (`anyfuse.models.calibration`), which
+            takes most of the time here. None: no smooth scales, and no calibration.
         skip: names of linears to keep: full ones, last parts, or patterns (`"*.mlp.*"`).
         adapter: where the parts are, for a model of another class.
+        advance: told how many of the linears' groups are done, and of how many.
 
     Returns:
         A `Report`: what was replaced, what was kept and why, and bytes before and after.
 
     Raises:
         TypeError: model is not a module, or is quantized already; a text where token ids are accepted.
-        ValueError: a class without adapter, smooth_alpha outside 0 … 1, no batch in the calibration, weights or
-            activations that are not finite. The model is unchanged then.
+        ValueError: a class without adapter, smooth_alpha outside 0 … 1 or another word, no batch in the calibration,
+            weights or activations that are not finite, the device "meta". The model is unchanged then.
 
     Example:
         >>> report = anyfuse.quantize_(model, calibration=[ids], skip=())   # doctest: +SKIP
@@ -89,28 +93,45 @@ def quantize_(
         raise TypeError(f"model is a {type(model).__name__}; accepted: a torch.nn.Module")
     if any(isinstance(module, QuantLinear) for module in model.modules()):
         raise TypeError("model is quantized already; accepted: a float model")
+    require_numbers("model", model)
     if isinstance(skip, str):
         raise TypeError(f"skip is {skip!r}; accepted: a list of names")
-    if smooth_alpha is not None and not 0 <= smooth_alpha <= 1:
-        raise ValueError(f"smooth_alpha is {smooth_alpha}; accepted: 0 to 1, or None")
+    fit = smooth_alpha == "fit"
+    if not (smooth_alpha is None or fit or (not isinstance(smooth_alpha, str) and 0 <= smooth_alpha <= 1)):
+        raise ValueError(f"smooth_alpha is {smooth_alpha!r}; accepted: 0 to 1, 'fit', or None")
     adapter = adapter_of(model) if adapter is None else adapter
     plan = make_plan(model, adapter, skip)
-    seen = {} if smooth_alpha is None else _observe(model, plan, calibration)
+    keep = [group.name for group in plan.groups if group.norm is not None] if fit and calibration is not None else []
+    seen = {} if smooth_alpha is None else _observe(model, plan, calibration, keep)
+    alpha = 0.5 if smooth_alpha is None or isinstance(smooth_alpha, str) else smooth_alpha
 
     def make(group: Group) -> QuantLinear:
-        smooth = None
-        if group.name in seen and smooth_alpha is not None:
-            smooth = smooth_scale(seen[group.name], group.linears, smooth_alpha)
+        smooth, one = None, seen.pop(group.name, None)
+        if one is not None and one.rows:
+            smooth = fitted_scale(one, group.linears)
+        elif one is not None:
+            smooth = smooth_scale(one.absmax, group.linears, alpha)
         return QuantLinear.from_float(group.linears, smooth_scale=smooth)
 
-    made = {group.name: make(group) for group in plan.groups}
+    made = {}
+    for group in plan.groups:
+        made[group.name] = make(group)
+        advance(len(made), len(plan.groups))
     report = apply(model, plan, lambda group: made[group.name])
     # What `load_quantized` needs to make the same modules again.
     model._anyfuse_recipe = Recipe(type(model).__name__, adapter, tuple(skip))  # type: ignore[assignment]
     return report
 
 
-def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | None) -> dict[str, Tensor]:
+def require_numbers(name: str, model: nn.Module | None = None) -> None:
+    """ValueError where tensors are made on the device "meta", or a model's are there: they hold no numbers."""
+    if torch.get_default_device().type == "meta":
+        raise ValueError(f"{name} is asked for under torch.device('meta'); accepted: a default device with memory")
+    if model is not None and any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(f"{name} has parameters on the device meta, without numbers; accepted: a model that is loaded")
+
+
+def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | None, keep: Sequence[str]) -> dict[str, Seen]:
     if calibration is None:
         size = getattr(getattr(model, "config", None), "vocab_size", None)
         if size is None:
@@ -118,7 +139,7 @@ def _observe(model: nn.Module, plan: Plan, calibration: Iterable[Any] | None) ->
         calibration = [random_tokens(size)]
     if isinstance(calibration, str):
         raise TypeError(f"calibration is {calibration!r}; accepted: batches of token ids, or None")
-    return observe(model, {group.name: group.linears[0] for group in plan.groups}, calibration)
+    return observe(model, {group.name: group.linears[0] for group in plan.groups}, calibration, keep)
 
 
 # ---- what to replace ----

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..nn import QuantLinear
 from ..ops import _dispatch as d
 from .adapter import Adapter
-from .convert import Group, Recipe, apply, make_plan
+from .convert import Group, Recipe, apply, make_plan, require_numbers
 
 FILE, FORMAT = "anyfuse.safetensors", "anyfuse-w8a8-1"
 GENERATION = "generation_config.json"
@@ -84,11 +84,13 @@ def load_quantized(folder: str | Path) -> Any:
 
     Raises:
         OSError: a file is missing.
-        ValueError: the file is not of this format, or a name, shape or type of a tensor is not what the config asks.
+        ValueError: the file is not of this format, or a name, shape or type of a tensor is not what the config asks;
+            under `torch.device("meta")`, where a model would have no numbers.
         ImportError: transformers, accelerate or safetensors is missing (extra `hf`).
     """
     from safetensors import SafetensorError, safe_open
 
+    require_numbers("the model")
     folder = Path(folder)
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder / FILE} is missing; accepted: a folder that `anyfuse quantize` wrote")
