@@ -132,6 +132,8 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
   int32_t maximize; /* the gradient's sign is turned */
   int32_t threads;
   int32_t stochastic_rounding; /* var and s of 16 bits are rounded up or down by chance */
+  double correction1; /* with bias_correction, what stands for 1 - beta1^step of every tensor; 0: that itself */
+  double correction2;
 } anyfuse_apply_fused_ema_adamw_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);

@@ -115,6 +115,26 @@ def new_call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
     return node
 
 
+def functional_call(
+    graph: torch.fx.Graph, target: Any, named: dict[str, Any], written: dict[str, list[Node]]
+) -> list[Node]:
+    """A call of an operator that writes into lists of tensors, as the graph has it before inductor decides what is
+    written in place: the nodes of the new values, list after list."""
+    bases: list[Node] = []
+    named = dict(named)
+    for name, nodes in written.items():
+        named[f"_{name}_length"] = len(nodes)
+        named |= {f"_{name}_{i}_base_index": len(bases) + i for i in range(len(nodes))}
+        bases += nodes
+    functional = torch.ops.higher_order.auto_functionalized_v2
+    call = graph.call_function(functional, (target,), {**named, "_all_bases": bases})
+    mode = torch._guards.detect_fake_mode([value_of(node) for node in bases])
+    assert mode is not None
+    with mode:
+        call.meta["val"] = (None, *(torch.clone(value_of(node)) for node in bases))
+    return [new_call(graph, operator.getitem, call, i + 1) for i in range(len(bases))]
+
+
 def line_of(node: Node) -> str:
     """Where the user wrote it."""
     for line in reversed(str(node.meta.get("stack_trace") or "").splitlines()):
