@@ -148,15 +148,15 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   size_t size;
   int64_t rows;
   int64_t cols;
-  const void *x1; /* (rows, cols) */
-  const void *x2;
+  const void *x1;    /* (rows, cols) */
+  const void *x2;    /* null: nothing is added */
   const void *gamma; /* (cols) */
   const void *smooth_scale1;
   const void *smooth_scale2;
   const void *beta;
   void *y1; /* (rows, cols) codes of y_dtype */
   void *y2;
-  void *x;       /* (rows, cols) of x_dtype */
+  void *x;       /* (rows, cols) of x_dtype; null: not stored */
   float *scale1; /* (rows) */
   float *scale2;
   double epsilon;        /* 0 or more */

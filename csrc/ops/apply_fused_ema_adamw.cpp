@@ -112,7 +112,8 @@ anyfuse_status check(const Row &row) {
   return ANYFUSE_OK;
 }
 
-// 1 - beta^t in the document's way: beta rounded to fp32, the power in double, then fp32. The caller's own if it is not 0.
+// 1 - beta^t in the document's way: beta rounded to fp32, the power in double, then fp32. The caller's own if it is not
+// 0.
 float correction(double beta, int64_t step, bool enabled, double given) {
   if (!enabled) return 1.0f;
   if (given != 0.0) return static_cast<float>(given);

@@ -43,6 +43,7 @@ from ._graph import (
     is_call,
     is_number,
     is_tensor,
+    new_tensor,
     same_shape,
     value_of,
     widened,
@@ -448,8 +449,8 @@ def replace(graph: Graph, steps: list[Step], order: dict[AnyNode, int]) -> None:
     with graph.inserting_before(last.next):
         named: dict[str, Any] = {
             "grad": [step.grad for step in steps],
-            "correction1": _correction(graph, numbers.correction1),
-            "correction2": _correction(graph, numbers.correction2),
+            "correction1": _correction(graph, numbers.correction1, bases[0]),
+            "correction2": _correction(graph, numbers.correction2, bases[0]),
             "lr_tensor": numbers.lr.put(graph),
             "weight_decay_tensor": numbers.weight_decay.put(graph),
             "lr": numbers.lr.number,
@@ -461,7 +462,10 @@ def replace(graph: Graph, steps: list[Step], order: dict[AnyNode, int]) -> None:
             "adam_mode": numbers.mode,
         }
         new = functional_call(
-            graph, _corrected_step.step, named, dict(zip(STATES, _chunks(bases, len(steps)), strict=True))
+            graph,
+            _corrected_step.step,
+            named,
+            {name: bases[i * len(steps) : (i + 1) * len(steps)] for i, name in enumerate(STATES)},
         )
     values = [step.values[i] for i in range(len(STATES)) for step in steps]
     others = {user for step in steps for user in _others(step)}
@@ -469,19 +473,10 @@ def replace(graph: Graph, steps: list[Step], order: dict[AnyNode, int]) -> None:
         _use(value, base, result, others)
 
 
-def _chunks(nodes: list[AnyNode], size: int) -> list[list[AnyNode]]:
-    return [nodes[i : i + size] for i in range(0, len(nodes), size)]
-
-
-def _correction(graph: Graph, product: Product) -> AnyNode | None:
+def _correction(graph: Graph, product: Product, like: AnyNode) -> AnyNode | None:
     """None stands for 1."""
     if product.is_number() and product.number != 1:
-        node = graph.call_function(aten.full.default, ([], product.number), {"dtype": torch.float64, "device": "cpu"})
-        mode = torch._guards.detect_fake_mode([value_of(n) for n in graph.nodes if is_tensor(n)])
-        assert mode is not None
-        with mode:
-            node.meta["val"] = torch.zeros((), dtype=torch.float64)
-        return node
+        return new_tensor(graph, like, (), torch.float64, product.number)
     return product.put(graph)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Graph
 
+from . import _normed_codes
 from ._graph import (
     ADDS,
     DIVS,
@@ -18,9 +18,11 @@ from ._graph import (
     MULS,
     AnyNode,
     Refused,
+    Written,
     aten,
     convert,
     dtype_of,
+    functional_call,
     hint,
     is_call,
     is_column,
@@ -30,6 +32,7 @@ from ._graph import (
     is_row_weight,
     is_tensor,
     new_call,
+    new_tensor,
     over_last,
     same,
     same_shape,
@@ -39,6 +42,7 @@ from ._graph import (
 
 NAME = "add_rms_norm_dynamic_quant"
 LARGEST = 127.0
+ARGUMENTS = ("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta", "epsilon")
 THREAD_VALUES = 1 << 19  # twice what makes up for a call and for the fusions with the code around that are lost
 
 
@@ -424,46 +428,46 @@ def _put(
     with graph.inserting_before(first):
         x1: AnyNode = _given(norm.x1, sums, order[first])
         x2: AnyNode = _given(norm.x2, sums, order[first])
-        if x2 is None:
-            x2 = new_call(graph, aten.full_like.default, x1, 0.0)
         gamma = norm.gamma
         if gamma is None:
-            size = value_of(x1).shape[-1]
-            if not isinstance(size, int):
-                size = new_call(graph, aten.sym_size.int, x1, -1)
-            gamma = _ones(graph, size, value_of(x1).device)
+            gamma = new_tensor(graph, x1, value_of(x1).shape[-1:], torch.float32, 1.0)
         weights = [_as_accepted(graph, w, x1) for w in (gamma, *smooths, *[None] * (2 - len(smooths)), norm.beta)]
-        call = new_call(
-            graph, torch.ops.anyfuse.add_rms_norm_dynamic_quant.default,
-            x1, x2, *weights, norm.epsilon, True, len(smooths) == 2, "int8", "formula",
-        )  # fmt: skip
-        y1, y2, x, scale1, scale2 = (new_call(graph, operator.getitem, call, i) for i in range(5))
-    results = [(y1, scale1), (y2, scale2)]
+        named = dict(zip(ARGUMENTS, (x1, x2, *weights, norm.epsilon), strict=True))
+        shape = value_of(x1).shape
+        written: Written = dict.fromkeys(("y1", "scale1", "y2", "scale2", "x"))
+        for i in range(1, len(smooths) + 1):
+            written[f"y{i}"] = new_tensor(graph, x1, shape, torch.int8)
+            written[f"scale{i}"] = new_tensor(graph, x1, shape[:-1], torch.float32)
+        if norm.total is not None:
+            written["x"] = new_tensor(graph, x1, shape, dtype_of(x1))
+        new = functional_call(graph, _normed_codes.call, named, written)
+    results = [(new[0], new[1]), (new[2], new[3])] if len(smooths) == 2 else [(new[0], new[1])]
     for quantization, other in found:
         codes, scale = results[smooths.index(other.smooth)]
         _use_scale(graph, quantization, scale)
         quantization.codes.replace_all_uses_with(codes)
     for _, other in found:
         if other.total is not None:
-            _use_sum(other.total, x, order[first], order)
-            if dtype_of(other.total) == dtype_of(x):
-                sums[other.total] = x, order[first]
+            _use_sum(other.total, new[-1], order[first], order)
+            if dtype_of(other.total) == dtype_of(new[-1]):
+                sums[other.total] = new[-1], order[first]
+
+
+def drop_unused_sums(graph: Graph) -> None:
+    """Calls whose sum nobody takes do not store it."""
+    for node in graph.nodes:
+        if is_call(node, torch.ops.higher_order.auto_functionalized_v2) and node.args[0] is _normed_codes.call:
+            bases, place = node.kwargs["_all_bases"], node.kwargs["_x_base_index"]
+            if place is not None and all(user.args[1] != place + 1 for user in node.users):
+                node.kwargs = {**node.kwargs, "_x_base_index": None, "_all_bases": bases[:place]}
+                node.meta["val"] = value_of(node)[: place + 1]
+    graph.eliminate_dead_code()
 
 
 def _given(node: AnyNode | None, sums: dict[AnyNode, tuple[AnyNode, int]], position: int) -> AnyNode | None:
     """What an earlier call gives in place of a node; the node itself where none does."""
     x, start = sums.get(node, (node, -1))
     return x if start < position else node
-
-
-def _ones(graph: Graph, size: Any, device: torch.device) -> AnyNode:
-    node = graph.call_function(aten.full.default, ([size], 1.0), {"dtype": torch.float32, "device": device})
-    symbol = value_of(size) if is_node(size) else size
-    mode = torch._guards.detect_fake_mode([value_of(n) for n in graph.nodes if is_tensor(n)])
-    assert mode is not None
-    with mode:
-        node.meta["val"] = torch.ones(symbol, dtype=torch.float32, device=device)
-    return node
 
 
 def _as_accepted(graph: Graph, weight: AnyNode | None, x: AnyNode) -> AnyNode | None:
