@@ -20,6 +20,7 @@ from ._graph import (
     same,
     same_shape,
     value_of,
+    widened,
 )
 
 
@@ -65,8 +66,7 @@ def read(node: Any) -> Operation:
 
 
 def stored(node: Any) -> Any:
-    """The value behind copies and widening casts, which change no bit, and behind the cast of a value that is stored
-    in 16 bits. (Who computes on with the rounded value does not come here: that is a cast back.)"""
+    """The value behind copies that change no bit."""
     while True:
         if is_call(node, aten.copy.default) and same_shape(node, node.args[1]) and _keeps(node, node.args[1]):
             node = node.args[1]
@@ -81,7 +81,7 @@ def _keeps(node: AnyNode, source: AnyNode) -> bool:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    return isinstance(a, Node) and isinstance(b, Node) and stored(a) is stored(b)
+    return isinstance(a, Node) and isinstance(b, Node) and widened(stored(a)) is widened(stored(b))
 
 
 def terms(node: Any) -> tuple[tuple[float, Any], tuple[float, Any]] | None:

@@ -1,7 +1,8 @@
 """`apply_fused_ema_adamw` as code that is written out calls it: with the numbers that the graph computes by itself.
 
 The public operator takes the number of the step and corrects the moments by 1 - beta^step in its own way. Plain code
-has computed a correction already, in float32 or in double; the step here divides by that one, for the same bits.
+has computed a correction already, in float32 or in double; the step here divides by that one, for the same bits. What
+the matcher has checked is not checked again.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from ._graph import (
     ADDS,
     DIVS,
     FLOATS,
+    HALVES,
     MULS,
     AnyNode,
     Refused,
@@ -53,8 +54,8 @@ NAME = "apply_fused_ema_adamw"
 STATES = ("var", "m", "v", "s")
 UNROUNDED = "a product is added unrounded (addcmul)"
 
-#: Below so many values a call's Python costs as much as it saves; each tensor of a list adds some.
-FEWEST_VALUES, TENSOR_VALUES = 1 << 16, 1 << 12
+#: Below so many values of a tensor in the mean, a call's Python costs as much as it saves.
+FEWEST_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,11 @@ class Mean:
 
 def match_steps(graph: Graph, refuse: Callable[[AnyNode, str], None]) -> list[Step]:
     """The steps of a graph. `refuse` is told of those that are not the operator's."""
-    copies = {node.args[0]: stored(node.args[1]) for node in graph.nodes if _is_update_of_an_input(node)}
-    inputs = {value: target for target, value in copies.items()}
+    copies = {node.args[0]: _unrounded(node.args[1]) for node in graph.nodes if _is_update_of_an_input(node)}
+    inputs: dict[AnyNode, AnyNode] = {}
+    for target, value in copies.items():
+        if value not in inputs or target in _parts(value):  # others are copies of it
+            inputs[value] = target
     found = []
     for target, value in copies.items():
         mean = _mean(value, target)
@@ -128,6 +132,26 @@ def match_steps(graph: Graph, refuse: Callable[[AnyNode, str], None]) -> list[St
 
 def _is_update_of_an_input(node: AnyNode) -> bool:
     return is_call(node, aten.copy_.default) and node.args[0].op == "placeholder" and is_tensor(node.args[1])
+
+
+def _unrounded(node: AnyNode) -> AnyNode:
+    """The value that is stored, before it is rounded to what stores it."""
+    node = stored(node)
+    if is_call(node, aten.copy.default):
+        return stored(node.args[1])
+    return stored(node.args[0]) if is_call(node, convert) and dtype_of(node) in HALVES else node
+
+
+def _parts(*values: AnyNode) -> set[AnyNode]:
+    """Values and everything that they are computed from."""
+    parts: set[AnyNode] = set()
+    todo = list(values)
+    while todo:
+        node = todo.pop()
+        if node not in parts:
+            parts.add(node)
+            todo += node.all_input_nodes
+    return parts
 
 
 def _match(
@@ -349,17 +373,7 @@ def _complement(kept: Product) -> Product | None:
 
 def _has_a_root(value: AnyNode) -> bool:
     """Whether a root of a tensor of its shape is a part of a value."""
-    seen: set[AnyNode] = set()
-    todo = [value]
-    while todo:
-        node = todo.pop()
-        if node in seen or not isinstance(node, Node):
-            continue
-        seen.add(node)
-        if is_tensor(node) and same_shape(node, value) and _under_root(node) is not None:
-            return True
-        todo += node.all_input_nodes
-    return False
+    return any(is_tensor(node) and same_shape(node, value) and _under_root(node) is not None for node in _parts(value))
 
 
 def _gradient(value: Any, var: AnyNode, update: Update) -> tuple[int, AnyNode, Product]:
@@ -398,8 +412,7 @@ def _key(value: Any) -> Any:
 
 def pays(steps: list[Step]) -> bool:
     sizes = [hint(value_of(step.grad).numel()) for step in steps]
-    values = sum(size for size in sizes if size is not None)
-    return None not in sizes and values >= FEWEST_VALUES and values >= TENSOR_VALUES * len(steps)
+    return None not in sizes and sum(filter(None, sizes)) >= FEWEST_VALUES * (len(steps) + 3)
 
 
 def calls(found: list[Step], order: dict[AnyNode, int]) -> list[list[Step]]:
@@ -426,13 +439,7 @@ def _scalars(numbers: Numbers) -> list[AnyNode]:
 
 def _others(step: Step) -> list[AnyNode]:
     """What uses the new values beside the step itself."""
-    own: set[AnyNode] = set()
-    todo = list(step.values)
-    while todo:
-        node = todo.pop()
-        if node not in own:
-            own.add(node)
-            todo += node.all_input_nodes
+    own = _parts(*step.values)
     faces = [*step.values, *(u for value in step.values for u in value.users if is_call(u, aten.copy.default))]
     return [
         user for face in faces for user in face.users

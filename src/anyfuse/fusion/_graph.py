@@ -82,6 +82,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def constant(value: Any) -> float | None:
+    """A number, or a constant tensor of one element that the graph holds."""
+    if is_number(value):
+        return float(value)
+    if is_call(value, aten.lift_fresh_copy.default) and value.args[0].op == "get_attr":
+        tensor = getattr(value.graph.owning_module, value.args[0].target, None)
+        if type(tensor) is Tensor and tensor.numel() == 1 and tensor.is_cpu:
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                return float(tensor)
+    return None
+
+
+def is_zeros(node: Any) -> bool:
+    while is_call(node, convert, aten.unsqueeze.default, aten.expand.default, *VIEWS):
+        node = node.args[0]
+    return is_call(node, aten.full.default) and node.args[1] == 0
+
+
 def over_last(dims: Any, node: Node) -> bool:
     last = value_of(node).dim() - 1
     dims = [dims] if isinstance(dims, int) else dims

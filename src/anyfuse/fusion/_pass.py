@@ -51,6 +51,8 @@ def _fuse_norms(graph: Graph, accept: frozenset[str], always: bool, order: dict[
                 continue
             if match is not None:
                 found.append(match)
+        elif is_call(node, aten.round.default) and _on_cpu(node) and _norm_quant.rounds_rows_for_no_codes(node):
+            _miss(_norm_quant.NAME, node, "the codes are not stored in int8, as the operator's are")
     if not always:
         shared = [_norm_quant.is_used_elsewhere(norm, found) for _, norm in found]
         for (quantization, _), also in zip(found, shared, strict=True):

@@ -280,10 +280,15 @@ _native = _core.function("apply_fused_ema_adamw", Params)
 number = d.NUMBERS
 
 
-def run(call: Call, corrections: tuple[float, float] = (0.0, 0.0)) -> None:
-    """A step on the CPU. `corrections` that are not 0 stand for 1 - beta1^step and 1 - beta2^step."""
+def _cpu(call: Call) -> None:
     check(call)
     call.check_memory()
+    run(call)
+
+
+def run(call: Call, corrections: tuple[float, float] = (0.0, 0.0)) -> None:
+    """A step on the CPU of a call that is checked already. `corrections` that are not 0 stand for 1 - beta1^step and
+    1 - beta2^step."""
     if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
     steps = d.step_values(call.step, len(call.var))
@@ -324,7 +329,7 @@ def run(call: Call, corrections: tuple[float, float] = (0.0, 0.0)) -> None:
     d.write_back(*zip(call.updated, worked_on, strict=True))
 
 
-_op = d.define(SCHEMA, Call, run, check)
+_op = d.define(SCHEMA, Call, _cpu, check)
 
 
 register(
