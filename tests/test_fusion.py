@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import anyfuse
 from anyfuse import fusion
-from anyfuse.fusion import _hooks, _kept_weights, _matmul, _norm_quant
+from anyfuse.fusion import _hooks, _kept_weights, _matmul, _norm_quant, _normed_codes
 
 NORM, MATMUL = "add_rms_norm_dynamic_quant", "quant_matmul_dequant"
 
@@ -189,6 +189,28 @@ def test_case_46_one_graph_for_all_numbers_of_rows() -> None:
         assert not codes[-1].any() and scale[-1] == 0 and not x[-1].any()
     assert fusion.report().graphs <= 2
     assert fusion.report().fused[NORM] == fusion.report().graphs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cols", [1, 64, 100, 16500])
+def test_calls_without_x2_or_x_are_the_operators_with_zeros(cols: int, dtype: torch.dtype) -> None:
+    x1, gamma, smooth = torch.randn(3, cols).to(dtype), torch.rand(cols), torch.rand(cols)
+    x2 = torch.randn(3, cols).to(dtype)
+    for other, two in ((None, False), (None, True), (x2, False), (x2, True)):
+        codes, scales = torch.empty(2, 3, cols, dtype=torch.int8), torch.empty(2, 3)
+        second = (codes[1], scales[1]) if two else (None, None)
+        arguments = (x1, other, gamma, smooth, None, None, 1e-6, codes[0], scales[0], *second, None)
+        torch.library.opcheck(_normed_codes.call, arguments)
+        _normed_codes.call(*arguments)
+        want = anyfuse.add_rms_norm_dynamic_quant(
+            x1, torch.zeros_like(x1) if other is None else x2, gamma, smooth_scale1=smooth, output_mask=(True, two)
+        )
+        for i in range(1 + two):
+            assert torch.equal(codes[i], want[i]) and torch.equal(scales[i], want[3 + i])
+        with anyfuse.backend("reference"):
+            again = torch.empty_like(codes[0])
+            _normed_codes.call(*arguments[:7], again, scales[0], *second, None)
+        assert torch.equal(codes[0], again)
 
 
 # ---- several quantizations of a norm ----
@@ -597,7 +619,7 @@ def test_small_norms_stay_with_inductor_and_the_report_says_so(dynamic: bool) ->
     small(*inputs())
     (miss,) = fusion.report().misses
     assert "values are too few to win by a call" in miss.reason and not fusion.report().fused
-    x = torch.randn(-(-(torch.get_num_threads() + 1) * (1 << 19) // COLS), COLS)
+    x = torch.randn(-(-(torch.get_num_threads() + 1) * _norm_quant.THREAD_VALUES // COLS), COLS)
     compiled(model, dynamic=dynamic, always=False)(x, x, inputs()[2])
     assert fusion.report().fused[NORM] == 1
 
@@ -682,7 +704,7 @@ def test_enabled_puts_back_what_it_found_and_keeps_a_pass_that_is_set() -> None:
 
 def test_an_unknown_difference_is_refused() -> None:
     with (
-        pytest.raises(ValueError, match=r"accept holds \['speed'\]; accepted: rounding, clamp"),
+        pytest.raises(ValueError, match=r"accept holds \['speed'\]; accepted: rounding, clamp, order"),
         fusion.enabled(accept=("speed",)),
     ):
         pass
