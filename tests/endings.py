@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 PATIENCE = 20.0  # seconds that an ended process has to be gone
 
 
 def end_while(work: Callable[[], object], number: int, delay: float) -> None:
-    """Forks a child that does the work over and over, and ends it by the signal some seconds after it has begun."""
+    """Forks a child that does the work over and over, and ends it some seconds after it has done it once."""
     begun, begins = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            work()
             os.write(begins, b"b")
             while True:
                 work()
@@ -48,3 +52,18 @@ def delays(count: int, least: float, most: float) -> list[float]:
     """The same ones in every run."""
     source = random.Random(0)
     return [source.uniform(least, most) for _ in range(count)]
+
+
+@contextlib.contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that hears Ctrl-C, also where the tests run in the background and do not; gone when the block ends."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler, unlike SIG_IGN, is not inherited
+    try:
+        process = subprocess.Popen(command, text=True, stderr=subprocess.PIPE, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -600,6 +600,41 @@ def test_parameters_that_share_memory_are_refused(make: Make) -> None:
     assert torch.equal(memory, torch.ones(10))
 
 
+def test_a_gradient_that_shares_memory_is_refused_at_any_step(make: Make) -> None:
+    """Also behind a plan that has been made: the first step's gradients say nothing about the next ones."""
+    weights = [parameter(1.0), nn.Parameter(torch.ones(4, 6)), nn.Parameter(torch.ones(6, 4).t())]
+    optimizer = make(weights)
+    for step in range(3):
+        for weight in weights:
+            weight.grad = torch.full_like(weight, 0.5)
+            if step:
+                before = [other.detach().clone() for other in weights]
+                state = optimizer.state[weight]["exp_avg_sq"]
+                memory = [other.data for other in weights if other.shape == weight.shape]
+                memory += [state] if state.dtype == torch.float32 else []
+                for shared in memory:
+                    weight.grad = shared
+                    with pytest.raises(ValueError, match="shares memory"):
+                        optimizer.step()
+                assert equal(before, weights)
+                weight.grad = torch.full_like(weight, 0.5)
+        optimizer.step()
+
+
+def test_a_lazily_negated_gradient_counts_with_its_sign(make: Make) -> None:
+    """`torch._neg_view`, and what autograd may leave behind a conjugate: the memory holds the negatives."""
+    results = []
+    for negated in (False, True):
+        weight = nn.Parameter(torch.ones(5, 3))
+        optimizer = make([weight], lr=0.1)
+        for step in range(3):
+            gradient = torch.full((5, 3), 0.5 + step)
+            weight.grad = torch._neg_view(-gradient) if negated else gradient
+            optimizer.step()
+        results.append(weight.detach())
+    assert torch.equal(*results)
+
+
 # ---- saving and resuming ----
 
 

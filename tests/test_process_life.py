@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import operators
 import pytest
 import torch
-from endings import delays, end_while
+from endings import delays, end_while, started
 from torch import Tensor
 
 import anyfuse
@@ -231,13 +231,12 @@ while True:
 
 
 def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, tmp_path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    wait_until((tmp_path / cases.MANIFEST).exists)
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    with started(command, stdout=subprocess.DEVNULL) as process:
+        wait_until((tmp_path / cases.MANIFEST).exists)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode not in (0, None), errors
     assert not list(tmp_path.rglob("*.part"))
     if (tmp_path / cases.MANIFEST).exists():
@@ -249,19 +248,16 @@ VERIFY = "from anyfuse.cli import main; main()"
 
 
 def test_ctrl_c_in_a_long_verify_ends_it_and_leaves_nothing_half_written(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", VERIFY, "verify", "lazy_adam", "--samples", "1000000", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-    )
-    wait_until(lambda: "libanyfuse.so" in Path(f"/proc/{process.pid}/maps").read_text() or process.poll() is not None)
-    started = used_seconds(process.pid)
-    wait_until(lambda: used_seconds(process.pid) > started + 1 or process.poll() is not None)  # beyond its imports
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    command = [sys.executable, "-c", VERIFY, "verify", "lazy_adam", "--samples", "1000000", "--json"]
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": paths}
+    with started(command, stdout=subprocess.PIPE, cwd=tmp_path, env=environment) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        wait_until(lambda: "libanyfuse.so" in maps.read_text() or process.poll() is not None)
+        begun = used_seconds(process.pid)
+        wait_until(lambda: used_seconds(process.pid) > begun + 1 or process.poll() is not None)  # beyond its imports
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert output == "" and "Traceback" not in errors
     assert not list(tmp_path.iterdir())

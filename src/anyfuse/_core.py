@@ -128,6 +128,43 @@ def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
     return call
 
 
+class Description(Struct, c_name="anyfuse_description"):
+    _fields_ = [
+        ("object", pointer),
+        ("data", pointer),
+        ("numel", i64),
+        ("extent", i64),
+        ("layout", u64),
+        ("dtype", i32),
+        ("device", i32),
+        ("contiguous", i32),
+        ("dimensions", i32),
+    ]
+
+
+def describer(exchange_api: Any) -> Callable[[list[Any], int], None] | None:
+    """Describes the objects of a list, into an array of `Description` at an address.
+
+    `exchange_api` is the capsule of functions that their class has by the DLPack standard; None for one of another
+    major version, or without the function that is needed.
+    """
+    get_pointer, get_item = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyList_GetItem
+    get_pointer.restype, get_pointer.argtypes = pointer, [ctypes.py_object, ctypes.c_char_p]
+    table = get_pointer(exchange_api, b"dlpack_exchange_api")
+    major = u32.from_address(table).value
+    look = (pointer * 7).from_address(table)[5]  # the words: version, an older table, five functions
+    if major != 1 or look is None:
+        return None
+    item = ctypes.cast(get_item, pointer).value
+    native = ctypes.PyDLL(str(LIBRARY)).anyfuse_describe  # with Python's lock, and raising Python's exceptions
+    native.argtypes = [ctypes.py_object, i64, pointer, pointer, pointer]
+
+    def describe(tensors: list[Any], address: int) -> None:
+        check(native(tensors, len(tensors), item, look, address), "describe")
+
+    return describe
+
+
 class StreamArray(Struct, c_name="anyfuse_stream_array"):
     _fields_ = [("data", pointer), ("width", i64), ("access", i32), ("by_index", i32)]
 

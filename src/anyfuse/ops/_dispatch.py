@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._settings import use_float64, use_reference
+from .._tensors import NUMBERS as NUMBERS
 from . import _arguments as arguments_
 
 library = torch.library.Library("anyfuse", "DEF")
@@ -28,9 +28,6 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 #: An implementation of an operator: of its record, see `define`.
 Implementation = Callable[[Any], Any]
-
-#: The C API's number of a torch dtype.
-NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)}
 
 
 def define(schema: str, record: type[Any], cpu: Implementation, fake: Implementation) -> Any:
@@ -280,7 +277,7 @@ def correctly_rounded_sqrt(x: Tensor) -> Tensor:
 # ---- memory ----
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def extent(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a tensor and the one after its last."""
     if tensor.numel() == 0:
         return tensor.data_ptr(), tensor.data_ptr()
@@ -330,7 +327,7 @@ def check_memory(in_place: Named, inputs: Named) -> None:
                             f"{name} has elements that share memory (shape {tuple(tensor.shape)}, strides "
                             f"{tensor.stride()}); accepted: in-place tensors whose elements are distinct"
                         )
-                    ranges.append((*_extent(tensor), written, name, tensor))
+                    ranges.append((*extent(tensor), written, name, tensor))
                 elif tensor.numel():
                     start = tensor.data_ptr()
                     ranges.append((start, start + tensor.nbytes, written, name, tensor))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._tensors import describe
 from ..ops import _dispatch as d
 from . import _sharding as sharding
 
@@ -28,11 +30,11 @@ Group = dict[str, Any]
 State = dict[str, Any]
 Run = Callable[[], None]
 
-_grad_of, _dtype_of, _layout_of = attrgetter("grad"), attrgetter("dtype"), attrgetter("layout")
-_shape_of = attrgetter("shape")
+_grad_of, layout_of = attrgetter("grad"), attrgetter("layout")
 _NoneType = type(None)
 _CPU = torch.device("cpu")
-_STRIDED = frozenset([torch.strided])
+STRIDED = frozenset([torch.strided])
+_MOMENTS = {"exp_avg", "exp_avg_sq"}
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -137,7 +139,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if _NoneType in set(map(type, grads)):
             params = [param for param, grad in zip(params, grads, strict=True) if grad is not None]
             grads = [grad for grad in grads if grad is not None]
-        return params, sharding.local_gradients(params, grads)
+        return params, resolved(sharding.local_gradients(params, grads))
 
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
         """Refuses gradients, unless the group's plan still holds: it takes dense ones alone."""
@@ -261,15 +263,47 @@ def copy_value(key: str, value: Any, param: Tensor) -> Any:
 # ---- plans ----
 
 
+class Kept:
+    """Parameters and the tensors of their states, as they were checked once; a step asks whether they still are those.
+
+    The same objects at the same addresses, of the same shapes and strides: `tensor.data = ...` and `share_memory_` move
+    a tensor that stays the same object. A thousand small parameters are stepped in the time of a few hundred calls of
+    Python for each of these questions, so that all are asked in one native call (`_tensors`).
+
+    Args:
+        params, states: one of each a row.
+        keys: of the tensors in a state, which need not be in each.
+    """
+
+    def __init__(self, params: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]) -> None:
+        self.params, self.states = list(sharding.locals_of(params)), list(states)
+        self._columns = [(of, itemgetter(*keys)) for keys, of in _by_keys(states, keys)]
+        self._seen = self._description(self.params)
+
+    def _tensors(self) -> list[Tensor]:
+        return list(chain.from_iterable(chain.from_iterable(map(getter, of)) for of, getter in self._columns))
+
+    def _description(self, params: Iterable[Tensor]) -> bytes:
+        return describe([*params, *self._tensors()]).tobytes()
+
+    def hold(self, params: Sequence[Tensor]) -> bool:
+        params = sharding.locals_of(params)
+        try:
+            return len(params) == len(self.params) and self._description(params) == self._seen
+        except (RuntimeError, TypeError, KeyError):  # no tensor, or one without memory of its own
+            return False
+
+    def next_steps(self) -> list[int]:
+        """The numbers of the step to be taken."""
+        return next_steps(self.states)
+
+
 class Plan:
     """The rows of one native call, kept from step to step.
 
-    Everything is checked when a plan is made. Later steps only compare whether it still holds (`holds`), and gather the
-    addresses of gradients: the same parameters and state tensors at the same addresses (`tensor.data = ...` and
-    `share_memory_` move a tensor that stays the same object), dense gradients of the same dtypes and sizes. Parameters
-    and gradients that are not contiguous pass through buffers of the plan. A thousand small parameters are stepped in
-    the time of a few hundred calls of Python for each of these questions, so that each is asked once, by a `map` over
-    all of them.
+    Everything is checked when a plan is made. Later steps only compare whether it still holds, and gather the addresses
+    of gradients: the same parameters and states (`Kept`), dense gradients of the same dtypes and sizes with memory of
+    their own. Parameters and gradients that are not contiguous pass through buffers of the plan.
 
     Args:
         row: the row struct of the operator.
@@ -292,57 +326,45 @@ class Plan:
         dtypes: Mapping[str, str],
     ) -> None:
         self.params, self.states = list(sharding.locals_of(params)), list(states)
-        self._alike = [_Alike(*alike) for alike in _by_keys(states, fields.values())]
-        tensors = [tensor for alike in self._alike for column in alike.columns for tensor in column]
         _check_rows(self.params, grads, states, fields.values())
-        in_place = [("a parameter", self.params), ("an optimizer state", tensors)]
-        d.check_memory(in_place, [("a gradient", grads)])
-        self._addresses = list(map(Tensor.data_ptr, self.params))
-        self._shapes, self._dtypes = list(map(_shape_of, self.params)), list(map(_dtype_of, self.params))
-        self._grad_dtypes, self._numels = list(map(_dtype_of, grads)), list(map(Tensor.numel, grads))
+        self._kept = Kept(params, states, fields.values())
+        tensors = [state[key] for state in states for key in fields.values() if key in state]
+        self._memory = Memory([("a parameter", self.params), ("an optimizer state", tensors)])
+        self._memory.check(grads)
+        self._first = self._now = describe(list(grads))
         self._var, self._grad = Through(), Through()
-        self._strided = self._var.see(self.params)
-        self._grad.see(grads)
+        self._var.see(describe(self.params))
+        self._grad.see(self._now)
         self._written = [param for param in self.params if not param.is_inference()]
 
         self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
         columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
         columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
-        self.rows["numel"] = self._numels
+        self.rows["numel"] = self._first["numel"]
         for field, those in columns.items():
             self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
         for field, of in dtypes.items():
             self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
 
     def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-        params = sharding.locals_of(params)
-        if len(params) != len(self.params) or not all(map(is_, params, self.params)):
+        if not self._kept.hold(params):
             return False
-        try:  # what has no memory of its own, as a sparse gradient, raises RuntimeError when it is asked for its place
-            return (
-                list(map(Tensor.data_ptr, params)) == self._addresses
-                and list(map(_shape_of, params)) == self._shapes
-                and list(map(_dtype_of, params)) == self._dtypes
-                and list(map(_dtype_of, grads)) == self._grad_dtypes
-                and list(map(Tensor.numel, grads)) == self._numels
-                and self._var.see(params) == self._strided
-                and self._grad.see(grads) is not None
-                and all(alike.holds() for alike in self._alike)
-            )
-        except (RuntimeError, KeyError):
+        now = described_alike(grads, self._first)
+        if now is None:
             return False
+        if not self._memory.is_apart_from(now):
+            self._memory.check(grads)
+        self._now = now
+        self._grad.see(now)
+        return True
 
     def next_steps(self) -> list[int]:
-        """The numbers of the step to be taken, as `holds` saw the last ones."""
-        if len(self._alike) > 1:
-            return next_steps(self.states)
-        (alike,) = self._alike
-        return [alike.steps[0] + 1] * len(self.states) if _uniform(alike.steps) else [step + 1 for step in alike.steps]
+        return self._kept.next_steps()
 
     def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
         """Brings this step's numbers, and values of what is not contiguous, into the rows."""
         self._var.read(self.params)
-        self.rows["grad"] = list(map(Tensor.data_ptr, self._grad.read(grads)))
+        self.rows["grad"] = self._grad.addresses(grads, self._now)
         self.rows["step"] = steps[0] if _uniform(steps) else steps
 
     def end(self) -> None:
@@ -356,28 +378,49 @@ class Plan:
         return self.rows.ctypes.data
 
 
-class _Alike:
-    """States with the same keys, looked at column by column."""
+def resolved(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Gradients whose memory holds their values: a lazily negated view's holds the negatives."""
+    return [grad.resolve_neg() for grad in grads] if any(map(Tensor.is_neg, grads)) else grads
 
-    def __init__(self, keys: Sequence[str], states: Sequence[State]) -> None:
-        self._states, self._of = states, itemgetter("step", *keys)
-        self.steps, *self.columns = zip(*map(self._of, states), strict=True)
-        self._addresses = self._places(self.columns)
 
-    def holds(self) -> bool:
-        """Whether the states hold the same tensors as at first, where they were; sees their steps."""
-        self.steps, *columns = zip(*map(self._of, self._states), strict=True)
-        same = all(all(map(is_, now, then)) for now, then in zip(columns, self.columns, strict=True))
-        return same and self._places(columns) == self._addresses
+def described_alike(grads: Sequence[Tensor], first: np.ndarray) -> np.ndarray | None:
+    """The descriptions of gradients that are as they were `first`: as many elements of the same dtypes on the CPU, with
+    memory of their own; None where they are not."""
+    try:
+        now = describe(list(grads))
+    except RuntimeError:
+        return None
+    same = len(now) == len(first) and all((now[key] == first[key]).all() for key in ("numel", "dtype", "device"))
+    return now if same else None
 
-    @staticmethod
-    def _places(columns: Sequence[Sequence[Tensor]]) -> list[list[int]]:
-        return [list(map(Tensor.data_ptr, column)) for column in columns]
+
+class Memory:
+    """The memory of tensors that are written, in which no gradient may lie."""
+
+    def __init__(self, written: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
+        self._written = written
+        extents = [d.extent(tensor) for _, tensors in written for tensor in tensors if tensor.numel()]
+        self._starts, self._ends = np.array(sorted(extents), dtype=np.uint64).reshape(-1, 2).T.copy()
+        self._nested = bool((self._starts[1:] < self._ends[:-1]).any())  # views of one storage, in each other's gaps
+
+    def check(self, grads: Sequence[Tensor]) -> None:
+        """Refuses tensors that share memory: gradients with those that are written, and these with each other."""
+        d.check_memory(self._written, [("a gradient", grads)])
+
+    def is_apart_from(self, rows: np.ndarray) -> bool:
+        """Whether described gradients lie outside; False where their first and last elements do not tell."""
+        if self._nested:
+            return False
+        # The first written tensor that ends behind the start of a gradient must not begin before its end.
+        at = np.searchsorted(self._ends, rows["data"], side="right")
+        inside = at < len(self._ends)
+        ends = rows["data"] + rows["extent"].astype(np.uint64)
+        return bool((self._starts[at[inside]] >= ends[inside]).all())
 
 
 def _by_keys(states: Sequence[State], keys: Iterable[str]) -> list[tuple[tuple[str, ...], list[State]]]:
     """The states that have the same ones of some keys, together."""
-    alike: dict[tuple[str, ...], list[State]] = {}
+    keys, alike = tuple(keys), {}
     for state in states:
         alike.setdefault(tuple(key for key in keys if key in state), []).append(state)
     return list(alike.items())
@@ -394,11 +437,13 @@ class Through:
         self._strided: list[int] = []
         self._buffers: dict[int, Tensor] = {}
 
-    def see(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Looks which of the tensors are not contiguous, for `read` and `write`."""
-        contiguous = map(Tensor.is_contiguous, tensors)
-        self._strided = [] if all(contiguous) else [i for i, t in enumerate(tensors) if not t.is_contiguous()]
-        return self._strided
+    def see(self, rows: np.ndarray) -> None:
+        """Looks which of the tensors that are described are not contiguous."""
+        self._strided = np.flatnonzero(rows["contiguous"] == 0).tolist()
+
+    def addresses(self, tensors: Sequence[Tensor], rows: np.ndarray) -> Any:
+        """Where contiguous tensors of the same values lie, valid until the next read."""
+        return list(map(Tensor.data_ptr, self.read(tensors))) if self._strided else rows["data"]
 
     def read(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Contiguous tensors of the same values; valid until the next read."""
@@ -463,6 +508,8 @@ def _check_rows(
         if grad.device != _CPU:
             raise ValueError(f"a gradient lies on {grad.device}; accepted: the CPU, as its parameter")
     for param, state in zip(params, states, strict=True):
+        if not state.keys() >= _MOMENTS:
+            raise ValueError(f"a state has {', '.join(map(repr, state))}; accepted: states as `step` makes them")
         for key in keys:
             if key in state:
                 check_state(key, state[key], _state_dtypes(key, state, keys))
@@ -491,7 +538,7 @@ def check_param(param: Tensor) -> None:
 
 
 def check_dense(grads: Sequence[Tensor]) -> None:
-    if not _STRIDED.issuperset(map(_layout_of, grads)):
+    if not STRIDED.issuperset(map(layout_of, grads)):
         raise TypeError(
             "a gradient is sparse; accepted: dense gradients (LazyAdam steps the rows of sparse ones, or use "
             "sparse=False)"

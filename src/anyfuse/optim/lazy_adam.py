@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_, itemgetter
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from .. import _core
 from .._settings import use_reference
+from .._tensors import describe
 from ..ops import _dispatch as d
 from ..ops import lazy_adam as op
 from . import _sharding as sharding
 from ._base import (
+    STRIDED,
     FusedOptimizer,
     Group,
+    Kept,
+    Memory,
     Run,
     State,
     Through,
@@ -28,7 +32,9 @@ from ._base import (
     check_state,
     copy_value,
     count_steps,
+    described_alike,
     first_seed,
+    layout_of,
     next_steps,
     seeds_of,
 )
@@ -38,14 +44,32 @@ _ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
 
 @dataclass(frozen=True)
 class Update:
-    """What a table is stepped by: a gradient for the rows that are named by ids, by a mask, or (None) for all rows."""
+    """What the rows of a table are stepped by that ids or a mask name."""
 
     gradient: Tensor
-    indices: Tensor | None = None
+    indices: Tensor
 
     @property
-    def is_dense(self) -> bool:
-        return self.indices is None or self.indices.dtype == torch.bool
+    def is_mask(self) -> bool:
+        return self.indices.dtype == torch.bool
+
+
+class Gradients(NamedTuple):
+    """What a group's parameters are stepped by: the first ones by dense gradients, those after them by rows."""
+
+    dense: Sequence[Tensor]
+    rows: Sequence[Update]
+    direct: int  # parameters of the plan's call; the operator steps the last ones, which copies the rows that are named
+
+    @property
+    def planned(self) -> Sequence[Tensor]:
+        """The dense gradients of the plan's call."""
+        return self.dense[: self.direct]
+
+    @property
+    def others(self) -> Sequence[Tensor | Update]:
+        """What is not the plan's."""
+        return [*self.dense, *self.rows][self.direct :]
 
 
 class LazyAdam(FusedOptimizer):
@@ -192,74 +216,93 @@ class LazyAdam(FusedOptimizer):
                     state["row_step"].fill_(step)
 
     def _check_call(self) -> None:
-        known = {param for group in self.param_groups for param in group["params"]}
-        d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
+        if self._rows:
+            known = {param for group in self.param_groups for param in group["params"]}
+            d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
         if self._visible is not None:
             d.require_tensor("visible", self._visible, (torch.bool,))
             d.require(self._visible.dim() == 1, f"visible has shape {tuple(self._visible.shape)}; accepted: (N,)")
 
-    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Sequence[Any]]:
-        params = [param for param in group["params"] if param.grad is not None or param in self._rows]
-        return params, [self._update_of(param) for param in params]
+    def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Gradients]:
+        params, grads = super()._with_gradients(group)
+        if not self._rows and self._visible is None and STRIDED.issuperset(map(layout_of, grads)):
+            return params, Gradients(grads, [], 0 if use_reference() else len(params))
+        pairs = [(param, self._update_of(grad)) for param, grad in zip(params, grads, strict=True)]
+        pairs += [(param, self._given_rows(param)) for param in group["params"] if self._rows and param in self._rows]
+        pairs.sort(key=_turn)
+        dense = [update for _, update in pairs if isinstance(update, Tensor)]
+        rows = [update for _, update in pairs if isinstance(update, Update)]
+        direct = 0 if use_reference() else sum(_turn(pair) < 2 for pair in pairs)
+        return [param for param, _ in pairs], Gradients(dense, rows, direct)
 
-    def _update_of(self, param: Tensor) -> Update:
-        if param in self._rows:
-            d.require(
-                param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them"
-            )
-            ids, values = self._rows[param]
-            d.require_tensor("ids of rows", ids, op.IDS)
-            d.require_tensor("values of rows", values, d.FLOATS)
-            return Update(values, ids.reshape(-1))
-        assert param.grad is not None
-        (grad,) = sharding.local_gradients([param], [param.grad])
+    def _update_of(self, grad: Tensor) -> Tensor | Update:
         if grad.layout is torch.strided:
-            return Update(grad, self._visible)
+            return grad if self._visible is None else Update(grad, self._visible)
         if grad.layout is not torch.sparse_coo:
             raise TypeError(f"a gradient has layout {grad.layout}; accepted: strided or sparse_coo")
         d.require(
             grad.sparse_dim() == 1, f"a gradient has {grad.sparse_dim()} sparse dimensions; accepted: 1, the rows"
         )
-        return Update(grad._values(), grad._indices()[0])
+        return Update(grad._values().resolve_neg(), grad._indices()[0])
 
-    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Sequence[Any]) -> None:
-        for param, update in zip(params, grads, strict=True):
-            _check_update(sharding.local(param), update)
+    def _given_rows(self, param: Tensor) -> Update:
+        d.require(param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them")
+        ids, values = self._rows[param]
+        d.require_tensor("ids of rows", ids, op.IDS)
+        d.require_tensor("values of rows", values, d.FLOATS)
+        return Update(values.resolve_neg(), ids.reshape(-1))
 
-    def _prepare(
-        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Any], grad_scale: float
-    ) -> Run:
-        call = _call(group)
-        states = [self._state_of(group, param) for param in params]
-        seeds = seeds_of(group, number, params)
-        paddings = [_padding_of(param, call.padding_idx) for param in params]
+    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Gradients) -> None:
         params = sharding.locals_of(params)
-        steps = next_steps(states)
-        op.check_step_values(steps, call)
-        lr = float(group["lr"])
-        # Ids of a table that is not contiguous name few rows of it: those alone are copied, by the operator.
-        direct = [i for i, p in enumerate(params) if p.is_contiguous() or grads[i].is_dense]
-        direct = [] if use_reference() else direct
-        others = [i for i in range(len(params)) if i not in direct] if len(direct) < len(params) else []
-        if len(self.param_groups) > 1 or others:
-            # More than one native call: the ids of all of them are looked at before the first.
-            op.check_ids(call._replace(indices=[update.indices for update in grads], var=list(params)))
-        for i in others:
-            _check_tensors(params[i], states[i])
-        tables, kept = [params[i] for i in direct], [states[i] for i in direct]
-        self._plan_holds(number, tables, kept)
-        plan = self._plan(number, lambda: TablePlan(tables, kept))
+        if not self._plan_holds(number, params[: grads.direct], grads.planned):
+            for param, gradient in zip(params, grads.dense, strict=False):
+                _check_dense(param, gradient)
+        for param, update in zip(params[len(grads.dense) :], grads.rows, strict=True):
+            _check_update(param, update)
+
+    def _prepare(self, number: int, group: Group, params: Sequence[Tensor], grads: Gradients, grad_scale: float) -> Run:
+        call, lr = _call(group), float(group["lr"])
+        direct, dense = params[: grads.direct], len(grads.dense)
+        plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), (_counts_rows(group),))
+        steps = plan.kept.next_steps()
+        op.check_step_values({*steps}, call)
+        others = [
+            self._run_of(number, group, param, update, grad_scale, call)
+            for param, update in zip(params[grads.direct :], grads.others, strict=True)
+        ]
+        if len(self.param_groups) > 1 or others:  # the ids of all native calls are looked at before the first
+            tables = list(sharding.locals_of(params[dense:]))
+            op.check_ids(call._replace(indices=[update.indices for update in grads.rows], var=tables))
+        paddings = [_padding_of(param, call.padding_idx) for param in direct[dense:]]
 
         def run() -> None:
             if direct:
-                plan.run(
-                    [grads[i] for i in direct], [steps[i] for i in direct], [seeds[i] for i in direct],
-                    [paddings[i] for i in direct], lr, grad_scale, call,
-                )  # fmt: skip
-            for i in others:
-                own = call._replace(padding_idx=paddings[i])
-                _run_operator(params[i], grads[i], states[i], steps[i], seeds[i], lr, grad_scale, own)
-            count_steps(states, steps)
+                plan.run(grads, paddings, steps, lr, grad_scale, call)
+                count_steps(plan.kept.states, steps)
+            for run_other in others:
+                run_other()
+
+        return run
+
+    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Gradients) -> TablePlan:
+        states = [self._state_of(group, param) for param in params]
+        return TablePlan(params, states, grads.planned, seeds_of(group, number, params))
+
+    def _run_of(
+        self, number: int, group: Group, param: Tensor, update: Tensor | Update, grad_scale: float, call: op.Call
+    ) -> Run:
+        """The step of one parameter by the public operator, which takes strided tables, and whose backend may be the
+        reference."""
+        state, lr = self._state_of(group, param), float(group["lr"])
+        (step,), (seed,) = next_steps([state]), seeds_of(group, number, [param])
+        op.check_step_values([step], call)
+        own = call._replace(padding_idx=_padding_of(param, call.padding_idx))
+        mine = sharding.local(param)
+        _check_tensors(mine, state)
+
+        def run() -> None:
+            _run_operator(mine, update, state, step, seed, lr, grad_scale, own)
+            count_steps([state], [step])
 
         return run
 
@@ -302,77 +345,92 @@ class LazyAdam(FusedOptimizer):
 
 
 class TablePlan:
-    """The rows of one native call, kept from step to step: what stays is written once, and each step adds its own."""
+    """The rows of one native call, kept from step to step: what stays is written once, and each step adds its own.
+    Those of dense gradients come first, and are renewed all at once."""
 
-    options: tuple[object, ...] = ()
+    options: tuple[Any, ...] = ()
 
-    def __init__(self, params: list[Tensor], states: list[State]) -> None:
-        self.params, self.states = params, states
-        self.shapes = [param.shape for param in params]
+    def __init__(
+        self, params: Sequence[Tensor], states: Sequence[State], dense: Sequence[Tensor], seeds: Sequence[int]
+    ) -> None:
+        self.kept = Kept(params, states, ("exp_avg", "exp_avg_sq", "row_step"))
+        params = self.kept.params
         for param, state in zip(params, states, strict=True):
             _check_tensors(param, state)
-        self.tensors = _tensors_of(states)
-        d.check_memory([("a parameter", params), ("an optimizer state", self.tensors)], [])
-        self.addresses = list(map(Tensor.data_ptr, (*params, *self.tensors)))
-        self.dtypes = list(map(_dtype_of, params))
-        self.written = [tensor for tensor in (*params, *self.tensors) if not tensor.is_inference()]
-        self._gradients, self._params = Through(), Through()
-        self.rows = np.zeros(len(params), dtype=np.dtype(op.Row))
-        self.rows["rows"] = list(map(_rows_of, params))
-        self.rows["dim"] = list(map(_dim_of, params))
-        self.rows["var_dtype"] = list(d.dtype_numbers(params))
-        for field, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("row_step", "row_step")):
-            self.rows[field] = [state[key].data_ptr() if key in state else 0 for state in states]
-
-    def holds(self, params: list[Tensor], states: list[State]) -> bool:
         tensors = _tensors_of(states)
-        return (
-            len(params) == len(self.params)
-            and all(map(is_, params, self.params))
-            and len(tensors) == len(self.tensors)
-            and all(map(is_, tensors, self.tensors))
-            and list(map(Tensor.data_ptr, (*params, *tensors))) == self.addresses
-            and [param.shape for param in params] == self.shapes
-            and list(map(_dtype_of, params)) == self.dtypes
-        )
+        self._memory = Memory([("a parameter", params), ("an optimizer state", tensors)])
+        self._memory.check(dense)
+        self._first = self._now = describe(list(dense))
+        self._gradients, self._params = Through(), Through()
+        self._params.see(describe(params))
+        self._gradients.see(self._now)
+        self._written = [tensor for tensor in (*params, *tensors) if not tensor.is_inference()]
+        self.rows = rows = np.zeros(len(params), dtype=np.dtype(op.Row))
+        rows["rows"] = rows["n"] = list(map(_rows_of, params))
+        rows["dim"] = list(map(_dim_of, params))
+        rows["var"] = self._params.addresses(params, describe(params))
+        rows["var_dtype"] = list(d.dtype_numbers(params))
+        rows["seed"] = seeds
+        rows["indices_dtype"], rows["padding_idx"] = _ALL, op.NO_PADDING
+        rows["gradient_dtype"][: len(dense)] = self._first["dtype"]
+        for field, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("row_step", "row_step")):
+            rows[field] = [state[key].data_ptr() if key in state else 0 for state in states]
+
+    def holds(self, params: Sequence[Tensor], dense: Sequence[Tensor]) -> bool:
+        if not self.kept.hold(params):
+            return False
+        now = described_alike(dense, self._first)
+        if now is None:
+            return False
+        if not self._memory.is_apart_from(now):
+            self._memory.check(dense)
+        self._now = now
+        self._gradients.see(now)
+        return True
 
     def run(
         self,
-        updates: Sequence[Update],
-        steps: Sequence[int],
-        seeds: Sequence[int],
+        grads: Gradients,
         paddings: Sequence[int | None],
+        steps: Sequence[int],
         lr: float,
         grad_scale: float,
         call: op.Call,
     ) -> None:
-        # What is dense and not contiguous passes through buffers that stay; values of rows come with their ids.
-        gradients = [u.gradient if u.is_dense else u.gradient.contiguous() for u in updates]
-        self._gradients.see(gradients)
-        self._params.see(self.params)
-        gradients = list(self._gradients.read(gradients))
-        indices = [None if update.indices is None else update.indices.contiguous() for update in updates]
-        rows = self.rows
-        rows["n"] = [n if ids is None else ids.shape[0] for n, ids in zip(rows["rows"], indices, strict=True)]
-        rows["var"] = list(map(Tensor.data_ptr, self._params.read(self.params)))
-        rows["gradient"] = list(map(Tensor.data_ptr, gradients))
-        rows["gradient_dtype"] = list(d.dtype_numbers(gradients))
-        rows["indices"] = [0 if ids is None else ids.data_ptr() for ids in indices]
-        rows["indices_dtype"] = [_ALL if ids is None else d.NUMBERS[ids.dtype] for ids in indices]
-        rows["lr"], rows["step"], rows["seed"] = lr, steps, seeds
-        rows["padding_idx"] = [op.NO_PADDING if padding is None else padding for padding in paddings]
+        rows, params = self.rows, self.kept.params
+        self._params.read(params)
+        dense, named = np.split(rows, [len(grads.planned)])
+        dense["gradient"] = self._gradients.addresses(grads.planned, self._now)
+        updates = grads.rows[: len(named)]
+        # Values of rows come with their ids, in another number at each step: nothing of them is kept.
+        gradients = [update.gradient.contiguous() for update in updates]
+        indices = [update.indices.contiguous() for update in updates]
+        named["n"] = [len(ids) for ids in indices]
+        named["gradient"] = [gradient.data_ptr() for gradient in gradients]
+        named["gradient_dtype"] = list(d.dtype_numbers(gradients))
+        named["indices"] = [ids.data_ptr() for ids in indices]
+        named["indices_dtype"] = list(d.dtype_numbers(indices))
+        named["padding_idx"] = [op.NO_PADDING if padding is None else padding for padding in paddings]
+        rows["lr"], rows["step"] = lr, steps
         try:
             _native(op.params(call, rows.ctypes.data, len(rows), grad_scale))
         except IndexError:
-            op.check_ids(call._replace(indices=indices, var=self.params))  # says which
+            op.check_ids(call._replace(indices=indices, var=params[len(dense) :]))  # says which
             raise
-        self._params.write(self.params)
-        torch.autograd.graph.increment_version(self.written)
+        self._params.write(params)
+        torch.autograd.graph.increment_version(self._written)
 
 
 _native = _core.function("lazy_adam", op.Params)
 _moments = itemgetter("exp_avg", "exp_avg_sq")
-_dtype_of = attrgetter("dtype")
+
+
+def _turn(pair: tuple[Tensor, Tensor | Update]) -> int:
+    """The order of a group's parameters in `Gradients`."""
+    param, update = pair
+    if isinstance(update, Tensor):
+        return 0
+    return 1 if update.is_mask or sharding.local(param).is_contiguous() else 2
 
 
 def _tensors_of(states: Sequence[State]) -> list[Tensor]:
@@ -438,17 +496,23 @@ def _call(group: Group) -> op.Call:
     )
 
 
+def _check_dense(param: Tensor, gradient: Tensor) -> None:
+    check_param(param)
+    d.require_tensor("a gradient", gradient, d.FLOATS)
+    if gradient.device != param.device:
+        raise ValueError(f"a gradient lies on {gradient.device}; accepted: {param.device}, as its parameter")
+    d.require_shape("a gradient", gradient, param.shape, "its parameter")
+
+
 def _check_update(param: Tensor, update: Update) -> None:
     """Refuses what does not fit the parameter; looks at no ids."""
+    if update.is_mask:
+        d.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
+        return _check_dense(param, update.gradient)
     check_param(param)
     d.require_tensor("a gradient", update.gradient, d.FLOATS)
     if update.gradient.device != param.device:
         raise ValueError(f"a gradient lies on {update.gradient.device}; accepted: {param.device}, as its parameter")
-    if update.indices is None:
-        return d.require_shape("a gradient", update.gradient, param.shape, "its parameter")
-    if update.indices.dtype == torch.bool:
-        d.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
-        return d.require_shape("a gradient", update.gradient, param.shape, "its parameter")
     d.require(param.dim() > 0, "a parameter of no dimension has rows named; accepted: a table")
     shape = (update.indices.shape[0], *param.shape[1:])
     d.require_shape("a gradient's values", update.gradient, shape, "the ids and the rows of the parameter")
@@ -458,7 +522,7 @@ def _check_update(param: Tensor, update: Update) -> None:
 
 def _run_operator(
     param: Tensor,
-    update: Update,
+    update: Tensor | Update,
     state: State,
     step: int,
     seed: int,
@@ -466,14 +530,13 @@ def _run_operator(
     grad_scale: float,
     call: op.Call,
 ) -> None:
-    """The same for one table by the public operator, which takes strided tables, and whose backend may be the
-    reference."""
+    gradient, indices = (update, None) if isinstance(update, Tensor) else (update.gradient, update.indices)
     rows, dim = _rows_of(param), _dim_of(param)
     table = param.detach() if param.dim() == 2 else param.detach().contiguous().view(rows, dim)
     row_step = state.get("row_step")
     op.lazy_adam_(
-        update.gradient.reshape(-1, dim) if dim else update.gradient.reshape(len(update.gradient), 0),
-        update.indices, state["exp_avg"].view(rows, dim), state["exp_avg_sq"].view(rows, dim), table, lr,
+        gradient.reshape(-1, dim) if dim else gradient.reshape(len(gradient), 0), indices,
+        state["exp_avg"].view(rows, dim), state["exp_avg_sq"].view(rows, dim), table, lr,
         call.beta1, call.beta2, call.epsilon, convention="formula", row_step=row_step, step=step,
         bias_correction=False if call.bias_correction == "none" else call.bias_correction,  # type: ignore[arg-type]
         eps_mode=call.eps_mode, weight_decay=call.weight_decay, decay_mode=call.decay_mode, refuse_negative=True,
