@@ -1,10 +1,11 @@
-"""The pages that test_report.py reads and test_browser.py opens."""
+"""The pages that test_report.py and test_site.py read and test_browser.py opens."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ from anyfuse._sampling import Draw
 from anyfuse._settings import use_reference
 from anyfuse.bench.report import SCHEMA_NAME
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 FILES = [path for path in sorted(RESULTS.glob("*.json")) if json.loads(path.read_text()).get("schema") == SCHEMA_NAME]
 
 
@@ -78,3 +80,16 @@ def bench_page(directory: Path) -> Path:
     run = invoke("bench", "--no-run", "--report", str(page), *history)
     assert run.exit_code == 0, run.output
     return page
+
+
+def built_site(folder: Path) -> Path:
+    """The documentation site, built as `mkdocs build --strict` does."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    level = logging.getLogger("mkdocs").level
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder))
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    logging.getLogger("mkdocs").setLevel(level)
+    return folder

@@ -152,6 +152,19 @@ def test_quant_matmul_dequant(blocked: bool) -> None:
     assert torch.equal(out, anyfuse.quant_matmul_dequant(x, weight, scale))
 
 
+@pytest.mark.parametrize("entry", ["aclnnQuantGroupedMatmulDequant", "aclnnQuantGroupedMatmulDequantWeightNZ"])
+def test_quant_grouped_matmul_dequant(entry: str) -> None:
+    torch.manual_seed(3)
+    x, weight = torch.randn(5, 64).half(), torch.randint(-128, 128, (2, 32, 64), dtype=torch.int8)
+    scale, ends, out = torch.rand(2, 32), torch.tensor([1, 4]), torch.ones(5, 32).half()
+    given = torch.stack([anyfuse.formats.nd_to_nz(one) for one in weight]) if entry.endswith("NZ") else weight
+    aclnn.call(entry, x, given, scale, ends, xQuantMode="pertoken", transposeWeight=True, out=out)
+    assert torch.equal(out, anyfuse.quant_grouped_matmul_dequant(x, weight, scale, ends))
+    assert not out[4:].any()
+    with pytest.raises(AclnnError, match="161002"):
+        aclnn.call(entry, x, given, scale, ends.flip(0), xQuantMode="pertoken", transposeWeight=True, out=out)
+
+
 def test_trans_matmul_weight() -> None:
     weight = torch.randint(-128, 128, (32, 64), dtype=torch.int8)
     blocks = anyfuse.formats.nd_to_nz(weight)
@@ -254,6 +267,10 @@ def test_product_profile_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ({1: torch.ones(6, 5, requires_grad=True)}, ValueError, "varRef requires a gradient"),
         ({0: np.ones((6, 5), "S4")}, TypeError, "grad has dtype bytes32"),
         ({0: np.ones(6, [("a", "f4"), ("b", "i1")])["a"]}, ValueError, "grad has strides"),
+        ({0: np.ones((6, 5), np.dtype("f4").newbyteorder())}, TypeError, "grad has dtype .*byte order"),
+        ({0: torch._neg_view(torch.ones(6, 5))}, ValueError, "grad is a lazily negated"),
+        ({11: 2**64 + 1}, ValueError, "mode is beyond 63 bits"),
+        ({6: 10**400}, ValueError, "lr is beyond 1023 bits"),
     ],
 )
 def test_what_python_refuses(changes: dict[int, Any], error: type[Exception], says: str) -> None:

@@ -128,7 +128,7 @@ def test_example_8_ties_depend_on_the_convention() -> None:
 @pytest.mark.parametrize("mask", [None, (True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("smooth1", [False, True])
 @pytest.mark.parametrize("smooth2", [False, True])
-def test_case_35_masks_and_smooth_scales(mask: Any, smooth1: bool, smooth2: bool) -> None:
+def test_case_q35_masks_and_smooth_scales(mask: Any, smooth1: bool, smooth2: bool) -> None:
     x1, x2, gamma, s1, s2 = (torch.randn(shape) for shape in ((3, 8), (3, 8), (8,), (8,), (8,)))
     options = {"smooth_scale1": s1 if smooth1 else None, "smooth_scale2": s2 if smooth2 else None}
     if mask is None:
@@ -166,7 +166,7 @@ def test_a_branch_equals_the_call_that_produces_it_alone() -> None:
 
 
 @pytest.mark.parametrize("y_dtype", Y_DTYPES)
-def test_case_1_a_zero_row_touches_no_other(y_dtype: Any) -> None:
+def test_case_q1_a_zero_row_touches_no_other(y_dtype: Any) -> None:
     torch.manual_seed(0)
     x1, x2 = torch.randn(4, 64).bfloat16(), torch.randn(4, 64).bfloat16()
     gamma = torch.randn(64).bfloat16()
@@ -181,7 +181,7 @@ def test_case_1_a_zero_row_touches_no_other(y_dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", d.FLOATS)
-def test_case_4_no_floor_under_the_scale(dtype: torch.dtype) -> None:
+def test_case_q4_no_floor_under_the_scale(dtype: torch.dtype) -> None:
     row = [1e-6, 5e-7, 0.0, -1e-6]
     y, _, _, scale, _ = unit_row(row, dtype)
     assert y[:, [0, 2, 3]].tolist() == [[127, 0, -127]]
@@ -189,7 +189,7 @@ def test_case_4_no_floor_under_the_scale(dtype: torch.dtype) -> None:
     assert 0 < scale.item() < 1e-8
 
 
-def test_case_9_smooth_scale_with_zero_infinity_and_nan() -> None:
+def test_case_q9_smooth_scale_with_zero_infinity_and_nan() -> None:
     x1, x2, gamma = torch.ones(2, 8), torch.zeros(2, 8), torch.ones(8)
     smooth = torch.ones(8)
     smooth[3] = 0
@@ -226,7 +226,7 @@ def test_infinity_and_nan_in_x_spoil_their_row_only(bad: float, y_dtype: Any) ->
 
 
 @pytest.mark.parametrize("cols", [8, 9, 31, 64, 200])
-def test_case_10_and_12_ties_to_even_in_every_place(cols: int, target: str) -> None:
+def test_case_q10_q12_ties_to_even_in_every_place(cols: int, target: str) -> None:
     row = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]
     expected = [127, 0, 2, 2, 0, -2, -2, 126]
     gamma = (row * (cols // 8 + 1))[:cols]
@@ -252,7 +252,7 @@ def test_every_near_tie_has_the_code_of_the_division(target: str) -> None:
             assert torch.equal(y[0].float(), expected)
 
 
-def test_case_23_sums_beyond_fp16() -> None:
+def test_case_q23_sums_beyond_fp16() -> None:
     gamma = torch.randn(64).half()
     expected = unit_row(gamma.tolist(), torch.float16)
     for value, x in ((300.0, 600.0), (40000.0, INF)):
@@ -264,7 +264,7 @@ def test_case_23_sums_beyond_fp16() -> None:
 
 
 @pytest.mark.parametrize("cols", [1, 7, 31, 33, 63, 65, 1027, 2880])
-def test_case_26_any_number_of_columns(cols: int) -> None:
+def test_case_q26_any_number_of_columns(cols: int) -> None:
     """Against float64: a code is at most half a step from the exact quotient, and the roundings of fp32 (< 1e-4)."""
     torch.manual_seed(cols)
     x1, x2, gamma = torch.randn(4, cols).bfloat16(), torch.randn(4, cols).bfloat16(), torch.randn(cols).bfloat16()
@@ -278,7 +278,7 @@ def test_case_26_any_number_of_columns(cols: int) -> None:
 
 @pytest.mark.parametrize("y_dtype", Y_DTYPES)
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (3, 0), (0,), (0, 0)])
-def test_case_27_nothing(shape: tuple[int, ...], y_dtype: Any) -> None:
+def test_case_q27_nothing(shape: tuple[int, ...], y_dtype: Any) -> None:
     x1, gamma = torch.ones(shape), torch.ones(shape[-1])
     y1, y2, x, scale1, scale2 = quantize(x1, x1, gamma, output_mask=[True, True], y_dtype=y_dtype)
     codes = (*shape[:-1], shape[-1] // 2) if y_dtype == "int4" else shape
@@ -288,7 +288,7 @@ def test_case_27_nothing(shape: tuple[int, ...], y_dtype: Any) -> None:
     assert not scale1.any()
 
 
-def test_case_28_strides() -> None:
+def test_case_q28_strides() -> None:
     torch.manual_seed(0)
     wide, weights = torch.randn(8, 200), torch.randn(7, 128)
     views = {
@@ -331,7 +331,7 @@ def test_leading_dimensions_only_shape_the_result() -> None:
 # ---- formats ----
 
 
-def test_case_37_int4_words() -> None:
+def test_case_q37_int4_words() -> None:
     row = [7, -7, 6, -6, 5, -5, 4, -4, 3, -3, 2, -2, 1, -1, 0, 7]
     y, _, _, scale, _ = unit_row(row, y_dtype="int4")
     assert scale.item() == 1
@@ -375,7 +375,7 @@ def test_codes_times_scale_are_close_to_the_norm(y_dtype: Any) -> None:
 # ---- the call ----
 
 
-def test_case_39_inputs_stay_and_results_are_new() -> None:
+def test_case_q39_inputs_stay_and_results_are_new() -> None:
     x, gamma = torch.randn(3, 16), torch.randn(16)
     before = x.clone()
     _, _, total, _, _ = result = quantize(x, x, gamma)
@@ -385,7 +385,7 @@ def test_case_39_inputs_stay_and_results_are_new() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_case_40_weights_in_fp32_beside_16_bits(dtype: torch.dtype) -> None:
+def test_case_q40_weights_in_fp32_beside_16_bits(dtype: torch.dtype) -> None:
     """Each weight for itself in x's dtype or in fp32; values that x's dtype holds give the same numbers."""
     x1, x2 = torch.randn(3, 100).to(dtype), torch.randn(3, 100).to(dtype)
     names = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
@@ -401,13 +401,13 @@ def test_case_40_weights_in_fp32_beside_16_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-3])
-def test_case_42_epsilon_counts_for_small_rows(epsilon: float) -> None:
+def test_case_q42_epsilon_counts_for_small_rows(epsilon: float) -> None:
     x = torch.full((1, 64), 5e-4)
     scale = quantize(x, x, torch.ones(64), epsilon=epsilon)[3].item()
     assert scale == pytest.approx(1e-3 / (1e-6 + epsilon) ** 0.5 / 127, rel=1e-5)
 
 
-def test_case_46_one_compiled_graph_for_any_number_of_rows() -> None:
+def test_case_q46_one_compiled_graph_for_any_number_of_rows() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(quantize, backend="aot_eager", fullgraph=True, dynamic=True)
     gamma = torch.randn(32)

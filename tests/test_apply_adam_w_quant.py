@@ -134,7 +134,7 @@ def test_worked_example_e6_device_counts_one_more_than_step(step: int, var: list
 # ---- cases from comparable libraries ----
 
 
-def test_case_1_7_the_last_block_may_be_partial() -> None:
+def test_case_o7_the_last_block_may_be_partial() -> None:
     grad = torch.randn(4097, generator=torch.Generator().manual_seed(0)) * 1e-3
     grad[-1] = 1e3
     state = State(torch.zeros(4097))
@@ -148,7 +148,7 @@ def test_case_1_7_the_last_block_may_be_partial() -> None:
     assert same_bits(state.var[:4096], alone.var) and same_bits(state.m[:4096], alone.m)
 
 
-def test_case_1_8_views_are_stepped_in_place() -> None:
+def test_case_o8_views_are_stepped_in_place() -> None:
     generator = torch.Generator().manual_seed(1)
     base = torch.randn(128, 64, generator=generator)
     grads = torch.randn(128, 128, generator=generator)[::2]
@@ -167,7 +167,7 @@ def test_case_1_8_views_are_stepped_in_place() -> None:
 
 @pytest.mark.parametrize("var_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_case_1_9_every_pair_of_dtypes_computes_in_fp32(var_dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+def test_case_o9_every_pair_of_dtypes_computes_in_fp32(var_dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     var = torch.randn(300, generator=generator).to(var_dtype)
     grad = torch.randn(300, generator=generator).to(grad_dtype)
@@ -179,21 +179,21 @@ def test_case_1_9_every_pair_of_dtypes_computes_in_fp32(var_dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("shape", [(0,), (), (1,), (255,), (256,), (257,), (3, 0, 2)])
-def test_case_1_10_small_sizes(shape: tuple[int, ...]) -> None:
+def test_case_o10_small_sizes(shape: tuple[int, ...]) -> None:
     state = State(torch.ones(shape))
     state.step(torch.ones(shape), 1)
     # lr·1/(1 + eps·c2) rounded: 0.1 off one, to an ulp.
     torch.testing.assert_close(state.var, torch.full(shape, 0.9), rtol=0, atol=2**-24)
 
 
-def test_case_1_12_decay_before_the_update_and_after_it() -> None:
+def test_case_o12_decay_before_the_update_and_after_it() -> None:
     for convention, step, expected in (("formula", 1, 0.85), ("device", 0, 0.855)):
         state = State(torch.ones(1))
         state.step(torch.ones(1), step, weight_decay=0.5, convention=convention)
         torch.testing.assert_close(state.var, torch.tensor([expected]), rtol=0, atol=2**-23)
 
 
-def test_case_1_14_a_small_second_moment_beside_a_large_one() -> None:
+def test_case_o14_a_small_second_moment_beside_a_large_one() -> None:
     moved = {}
     for nonzero_v in (False, True):
         for size in (1e-4, 1e-5):
@@ -210,7 +210,7 @@ def test_case_1_14_a_small_second_moment_beside_a_large_one() -> None:
     assert moved[True, 1e-4] <= 1.5 and moved[True, 1e-5] <= 1.5
 
 
-def test_case_1_16_blocks_of_zeros() -> None:
+def test_case_o16_blocks_of_zeros() -> None:
     start = torch.linspace(-1, 1, 8192)
     state = State(start)
     for now in (1, 2, 3):
@@ -229,7 +229,7 @@ def test_case_1_16_blocks_of_zeros() -> None:
         assert same_bits(old[outside], new[outside])
 
 
-def test_case_1_21_steps_of_their_own() -> None:
+def test_case_o21_steps_of_their_own() -> None:
     first, late = State(torch.zeros(8)), State(torch.zeros(8))
     for now in range(1, 10):
         first.step(torch.ones(8), now)
@@ -240,7 +240,7 @@ def test_case_1_21_steps_of_their_own() -> None:
     torch.testing.assert_close(late.var, torch.full((8,), -0.1), rtol=2**-22, atol=0)
 
 
-def test_case_1_22_empty_tensors_in_a_list() -> None:
+def test_case_o22_empty_tensors_in_a_list() -> None:
     sizes = [4096, 0, 0, 300, *[0] * 50]
     states = [State(torch.ones(size)) for size in sizes]
     var, m, v, absmax_m, absmax_v = zip(*(state.tensors() for state in states), strict=True)
@@ -251,7 +251,7 @@ def test_case_1_22_empty_tensors_in_a_list() -> None:
         assert all(map(same_bits, state.tensors(), alone.tensors()))
 
 
-def test_case_1_26_one_rounding_for_decay_and_update() -> None:
+def test_case_o26_one_rounding_for_decay_and_update() -> None:
     state = State(torch.ones(256, dtype=torch.bfloat16))
     state.step(torch.full((256,), 0.5, dtype=torch.bfloat16), 1, lr=0.3, weight_decay=0.3)
     wide = State(torch.ones(256))

@@ -166,7 +166,7 @@ def test_document_expression_taken_literally_differs_by_roundings_only(options: 
 # ---- what users of such optimizers hit ----
 
 
-def test_case_13_two_modes_alternate_in_one_process() -> None:
+def test_case_o13_two_modes_alternate_in_one_process() -> None:
     """p = 1, gradients +1 then -1, lr .1, decay .5: L2 and decoupled steps, alternating, do not disturb each other."""
     states = {mode: [torch.tensor([1.0]), torch.zeros(1), torch.zeros(1), torch.tensor([1.0])] for mode in (0, 1)}
     for step, grad in ((1, 1.0), (2, -1.0)):
@@ -177,7 +177,7 @@ def test_case_13_two_modes_alternate_in_one_process() -> None:
         torch.testing.assert_close(torch.cat(states[mode][:3]), torch.tensor([var, m, v]), rtol=2e-6, atol=0)
 
 
-def test_case_8_views_stay_views_and_give_the_values_of_contiguous_tensors() -> None:
+def test_case_o8_views_stay_views_and_give_the_values_of_contiguous_tensors() -> None:
     base = torch.randn(128, 64)
     var = base.t()
     grad = torch.randn(1, 128).expand(64, 128)
@@ -191,7 +191,7 @@ def test_case_8_views_stay_views_and_give_the_values_of_contiguous_tensors() -> 
     assert torch.equal(base.t(), var) and (var.data_ptr(), var.stride()) == (address, strides)
 
 
-def test_case_22_empty_tensors_in_a_list_disturb_nothing() -> None:
+def test_case_o22_empty_tensors_in_a_list_disturb_nothing() -> None:
     full = [torch.randn(4096).abs() for _ in range(5)]
     alone = [x.clone() for x in full]
     empty = [torch.zeros(0) for _ in range(50)]
@@ -201,7 +201,7 @@ def test_case_22_empty_tensors_in_a_list_disturb_nothing() -> None:
         assert torch.equal(got, expected)
 
 
-def test_case_21_every_tensor_of_a_list_has_its_own_step() -> None:
+def test_case_o21_every_tensor_of_a_list_has_its_own_step() -> None:
     """A tensor whose first gradient comes at its group's tenth step moves by lr, not by a tenth step's correction."""
     var = [torch.zeros(1), torch.zeros(1)]
     zeros = [[torch.zeros(1), torch.zeros(1)] for _ in range(3)]
@@ -210,7 +210,7 @@ def test_case_21_every_tensor_of_a_list_has_its_own_step() -> None:
     torch.testing.assert_close(var[0], torch.tensor([-0.04844]), rtol=1e-4, atol=0)
 
 
-def test_case_9_every_pair_of_dtypes_rounds_once() -> None:
+def test_case_o9_every_pair_of_dtypes_rounds_once() -> None:
     for var_dtype in d.FLOATS:
         for grad_dtype in d.FLOATS:
             grad, var = torch.tensor([0.3], dtype=grad_dtype), torch.tensor([1.7], dtype=var_dtype)

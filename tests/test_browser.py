@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import bench_page, damaged, verify_page
+from pages import bench_page, built_site, damaged, verify_page
 
 pytestmark = pytest.mark.browser
 
@@ -157,3 +160,73 @@ def test_headings_and_tables_are_in_order(opened: Any) -> None:
         assert page.evaluate("document.querySelectorAll('table:not(:has(th))').length") == 0
         scrolls = "[...document.querySelectorAll('.frame')].filter(one => one.tabIndex !== 0 || !one.ariaLabel).length"
         assert page.evaluate(scrolls) == 0
+
+
+# ---- the documentation site, from a server ----
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the site, which a server of this process gives out."""
+    pytest.importorskip("mkdocs_autorefs", reason="mkdocs is in the extras docs and test")
+    folder = built_site(tmp_path_factory.mktemp("site"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def visit(browser: Any, site: str) -> Iterator[Any]:
+    """A function that opens a page of the site, and after the test finds that nothing was complained of and nothing
+    loaded from elsewhere."""
+    said: list[str] = []
+    asked: list[str] = []
+    contexts = []
+
+    def open_page(size: dict[str, int]) -> Any:
+        contexts.append(browser.new_context(viewport=size))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert asked and all(url.startswith((site, "data:", f"blob:{site}")) for url in asked)
+
+
+def test_the_site_finds_words(visit: Any, site: str) -> None:
+    page = visit(DESK)
+    for words, expected in (("absmax", "apply_adam_w_quant"), ("FSDP2", "distributed"), ("group_list", "grouped")):
+        page.goto(f"{site}/index.html")
+        page.fill(".md-search__input", words)
+        page.wait_for_selector(".md-search-result__link")
+        found = page.eval_on_selector_all(".md-search-result__link", "links => links.map(link => link.href)")
+        assert any(expected in link for link in found), (words, found)
+        page.goto(found[0])
+        assert words.lower() in page.inner_text("article").lower()
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_pages_of_the_site_fit(size: dict[str, int], visit: Any, site: str) -> None:
+    """No page is wider than the window, and no formula is cut off."""
+    page = visit(size)
+    page.goto(f"{site}/operators/index.html")
+    operators = page.eval_on_selector_all("article td a", "links => links.map(link => link.href)")
+    assert len(operators) == 6
+    pages = ("index", "cases", "migration", "tutorials/8bit-training", "tutorials/aclnn-c", "reference/anyfuse.aclnn")
+    for address in (*operators, *(f"{site}/{name}.html" for name in pages)):
+        page.goto(address)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], address
+        cut = "tables => tables.filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText)"
+        assert page.eval_on_selector_all("table.maths", cut) == [], address

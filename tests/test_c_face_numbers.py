@@ -260,6 +260,45 @@ def test_quant_matmul_dequant_static(face: tuple[Face, str], scales: str) -> Non
 
 
 @views
+@pytest.mark.parametrize("blocked", ["", "WeightNZ", "FRACTAL_NZ"])
+def test_quant_grouped_matmul_dequant(face: tuple[Face, str], blocked: str, view: Callable[[Tensor], Tensor]) -> None:
+    call, convention = face
+    torch.manual_seed(6)
+    groups, m, n, k = 3, 9, 40, 72
+    x, smooth = torch.randn(m, k).half(), torch.rand(k).half()
+    weight, scale = torch.randint(-128, 128, (groups, n, k), dtype=torch.int8), torch.rand(groups, n)
+    ends = torch.tensor([2, 2, 7])
+    expected = anyfuse.quant_grouped_matmul_dequant(x, weight, scale, ends, smooth_scale=smooth, convention=convention)
+    given = weight
+    if blocked:
+        padded = torch.full((groups, 48, 96), 99, dtype=torch.int8)
+        padded[:, :n, :k] = weight
+        given = padded.view(groups, 3, 16, 3, 32).permute(0, 3, 1, 2, 4).contiguous()
+    out = torch.full((m, n), 9.0).half()
+    arguments = (view(x), given, view(scale), view(ends), None, None, None, view(smooth), b"pertoken", True, out)
+    entry = f"aclnnQuantGroupedMatmulDequant{blocked if blocked == 'WeightNZ' else ''}"
+    call(entry, *arguments, format_={1: NZ} if blocked == "FRACTAL_NZ" else None)
+    same([out], [expected])
+
+
+@views
+def test_quant_grouped_matmul_dequant_static(face: tuple[Face, str], view: Callable[[Tensor], Tensor]) -> None:
+    call, convention = face
+    torch.manual_seed(7)
+    x, weight = torch.randn(6, 64).half(), torch.randint(-128, 128, (2, 32, 64), dtype=torch.int8)
+    x_scale = torch.tensor([0.02]).half()
+    scale = (torch.rand(2, 32) * x_scale.float()).view(torch.int32).long()
+    ends, bias = torch.tensor([4, 6]), torch.randint(-999, 999, (2, 32), dtype=torch.int32)
+    expected = anyfuse.quant_grouped_matmul_dequant(
+        x, weight, scale, ends, x_scale=x_scale, bias=bias, quant_mode="pertensor", convention=convention
+    )
+    out = torch.empty(6, 32).half()
+    words = (view(x), weight, view(scale), ends, view(bias), x_scale, None, None, b"pertensor", True, out)
+    call("aclnnQuantGroupedMatmulDequant", *words)
+    same([out], [expected])
+
+
+@views
 @pytest.mark.parametrize("y_dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, "hifloat8", "int4"], ids=str)
 def test_add_rms_norm_dynamic_quant(
     face: tuple[Face, str], y_dtype: torch.dtype | str, view: Callable[[Tensor], Tensor]

@@ -273,3 +273,51 @@ def test_completion_in_bash(tmp_path: Path) -> None:
 
 def test_completion_is_shown(tmp_path: Path) -> None:
     assert "complete -o default -F _anyfuse_completion anyfuse" in shell("anyfuse --show-completion; true", tmp_path)
+
+
+# ---- odd terminals, odd names ----
+
+
+def run_in_shell(script: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A line of bash in which `$anyfuse` is the command."""
+    command = f"{sys.executable} -m anyfuse"
+    everything = {**os.environ, "anyfuse": command, "PYTHONPATH": str(Path(anyfuse.__file__).parent.parent)}
+    return subprocess.run(["bash", "-c", script], capture_output=True, env={**everything, **environment}, check=False)
+
+
+VERIFY = "$anyfuse verify lazy_adam --samples 1 --target base --threads 1"
+
+
+def test_a_narrow_terminal_breaks_lines_and_cuts_no_figure(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in ("20", "5"):
+        monkeypatch.setenv("COLUMNS", width)
+        for words in ("info", "info --soc Ascend950", "case compare DIR", "case options lazy_adam",
+                      "verify lazy_adam --samples 1 --target base --threads 1"):  # fmt: skip
+            said = invoke(*words.split()).stdout
+            assert "…" not in said, words
+            if words.startswith("verify"):
+                assert "lazy_adam" in said and "differ" in said and "equal" in said
+
+
+def test_a_sign_that_the_terminal_lacks_loses_no_report() -> None:
+    said = run_in_shell(VERIFY, PYTHONIOENCODING="ascii")
+    assert said.returncode == 0 and b"lazy_adam" in said.stdout and b"native base ?1" in said.stdout
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    for words in ("info", "info --json", "--help"):
+        said = run_in_shell(f"$anyfuse {words} | head -1")
+        assert said.returncode == 0 and said.stderr == b"", (words, said.stderr)
+
+
+def test_a_full_disk_is_one_line() -> None:
+    for words in ("info", "info --json"):
+        said = run_in_shell(f"$anyfuse {words} > /dev/full")
+        assert said.returncode == 2 and said.stderr.count(b"\n") == 1 and b"No space left" in said.stderr
+
+
+def test_names_of_folders_are_no_markup(workplace: Path) -> None:
+    for name in ("[/bold]x", "ü nï ö", 'a"b\\n', "--x"):
+        assert invoke("case", "gen", "lazy_adam", "--", name).exit_code == 0
+        said = invoke("case", "run", "--", name)
+        assert said.exit_code == 0 and invoke("case", "compare", "--", name).exit_code == 0, name

@@ -131,6 +131,16 @@ def test_anyfuse_run_shows_the_scripts_traceback(
     assert 'wrong.py", line 5, in f' in error and "runpy" not in error
 
 
+def test_anyfuse_run_ends_with_130_after_ctrl_c(
+    names: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from anyfuse.run import run
+
+    with pytest.raises(SystemExit) as ended:
+        run(Path(written(tmp_path / "long.py", "raise KeyboardInterrupt\n")))
+    assert ended.value.code == 130 and "KeyboardInterrupt" in capsys.readouterr().err
+
+
 def test_anyfuse_run_passes_exit_codes_on(names: None, tmp_path: Path) -> None:
     from anyfuse.run import run
 

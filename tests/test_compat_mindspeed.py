@@ -69,7 +69,7 @@ def test_fused_ema_adamw_swaps_weights(fused_ema_adamw: Any) -> None:
         optimizer.restore(optimizer.param_groups)
 
 
-def test_fused_ema_adamw_goes_on_from_a_checkpoint_case_32(fused_ema_adamw: Any) -> None:
+def test_case_o32_fused_ema_adamw_goes_on_from_a_checkpoint(fused_ema_adamw: Any) -> None:
     def run(steps: int, resume: dict[str, Any] | None = None, weights: Tensor | None = None) -> tuple[Any, Any]:
         param = torch.nn.Parameter(torch.linspace(-1, 1, 9) if weights is None else weights.clone())
         optimizer = fused_ema_adamw([param], lr=0.1)
@@ -87,7 +87,7 @@ def test_fused_ema_adamw_goes_on_from_a_checkpoint_case_32(fused_ema_adamw: Any)
     assert torch.equal(theirs.state[resumed]["ema_params"], mine.state[whole]["ema_params"])
 
 
-def test_fused_ema_adamw_keeps_its_steps_by_group_case_21(fused_ema_adamw: Any) -> None:
+def test_case_o21_fused_ema_adamw_keeps_its_steps_by_group(fused_ema_adamw: Any) -> None:
     """A parameter whose first gradient comes at step 10 is corrected as at step 10; a group counts once a step."""
     early, late = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1).bfloat16())
     optimizer = fused_ema_adamw([early, late], lr=1.0, weight_decay=0.0)
@@ -100,7 +100,7 @@ def test_fused_ema_adamw_keeps_its_steps_by_group_case_21(fused_ema_adamw: Any) 
     assert early.item() == pytest.approx(-10.0, rel=1e-4)
 
 
-def test_fused_ema_adamw_decay_case_29(fused_ema_adamw: Any) -> None:
+def test_case_o29_fused_ema_adamw_decay(fused_ema_adamw: Any) -> None:
     param = torch.nn.Parameter(torch.zeros(1))
     optimizer = fused_ema_adamw([param], lr=1.0, ema_decay=0.9999)
     average = 0.0

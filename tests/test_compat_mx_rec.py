@@ -53,7 +53,7 @@ def test_lazy_adam_steps_named_rows(create_hash_optimizer: Any, fused: bool) -> 
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_lazy_adam_without_ids_case_40(create_hash_optimizer: Any, fused: bool) -> None:
+def test_case_o40_lazy_adam_without_ids(create_hash_optimizer: Any, fused: bool) -> None:
     optimizer = create_hash_optimizer(use_fusion_optim=fused)
     table = torch.ones(5, 8)
     for gradient in (Slices([], torch.ones(0, 8)), Slices([-1, -1], torch.ones(2, 8)), sparse([], torch.ones(0, 8), 5)):

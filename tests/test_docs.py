@@ -196,8 +196,37 @@ def links(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files(page: Path) -> None:
-    """On the page as it lies in the repository; those to pages that the site writes are checked in the site."""
+    """On the page as it lies in the repository; the same links on the site are checked there."""
     for target in links(page.read_text(encoding="utf-8")):
-        path = (page.parent / target.partition("#")[0]).resolve()
-        written = path.parent in (DOCS / "operators", DOCS / "reference") or path == DOCS / "benchmarks.md"
-        assert written or path.exists(), target
+        assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+# ---- the cases that users met ----
+
+CASE_ROW = re.compile(r"^\| ([OQ]\d+) \| .+ \((.+)\) \| `(test_\w+\.py)::(test_\w+)` \|$", re.MULTILINE)
+
+
+def test_cases_have_their_tests_and_tests_their_cases() -> None:
+    """Each case of docs/cases.md names a test that there is; every case in a test's name stands there once."""
+    rows = CASE_ROW.findall((DOCS / "cases.md").read_text(encoding="utf-8"))
+    cases = [case for case, *_ in rows]
+    assert len(cases) == len(set(cases)) > 60
+    found: dict[str, set[str]] = defaultdict(set)
+    numbered = set()
+    for path in Path(__file__).parent.glob("test_*.py"):
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            found[path.name].add(name)
+            assert not re.search(r"case_\d", name), f"{name}: of which list?"
+            numbered |= {number.upper() for number in re.findall(r"(?<=_)[oq]\d+(?=_)", name) if "_case_" in name}
+    assert numbered <= set(cases)
+    for case, source, file, name in rows:
+        assert name in found[file], f"{case}: {file}::{name}"
+        assert "](https://github.com/" in source or source.startswith("derived"), case
+        if "_case_" in name:
+            assert f"_{case.lower()}_" in name, case
+
+
+def test_case_numbers_on_pages_are_cases() -> None:
+    known = {case for case, *_ in CASE_ROW.findall((DOCS / "cases.md").read_text(encoding="utf-8"))}
+    for page in PAGES:
+        assert set(re.findall(r"\b[OQ]\d+\b", page.read_text(encoding="utf-8"))) <= known, page.name

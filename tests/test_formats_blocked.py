@@ -53,7 +53,7 @@ def test_strided_matrices_are_taken() -> None:
     assert torch.equal(nz_to_nd(strided, (64, 90)), wide)
 
 
-def test_qmd_case_34_what_is_blocked_already_is_refused() -> None:
+def test_case_q34_what_is_blocked_already_is_refused() -> None:
     with pytest.raises(ValueError, match=r"matrix has shape \(2, 2, 16, 32\); accepted: 2 dimensions"):
         nd_to_nz(nd_to_nz(numbers(32, 64)))
 

@@ -37,7 +37,7 @@ def test_a_codebook_is_256_ascending_values_with_one_end_at_1(kind: str, signed:
     assert values[-1] == 1.0
 
 
-def test_case_1_11_the_dynamic_maps_have_the_published_values() -> None:
+def test_case_o11_the_dynamic_maps_have_the_published_values() -> None:
     signed, unsigned = create_codebook("dynamic", True), create_codebook("dynamic", False)
     assert signed[127] == 0.0 and int((signed == 0).sum()) == 1
     assert signed[0].item() == pytest.approx(-0.992968738, abs=1e-9)
@@ -55,7 +55,7 @@ def test_the_linear_maps_have_the_published_values() -> None:
 
 
 @pytest.mark.parametrize(("kind", "signed"), ALL)
-def test_case_1_11_every_code_comes_back(kind: str, signed: bool) -> None:
+def test_case_o11_every_code_comes_back(kind: str, signed: bool) -> None:
     book = create_codebook(kind, signed)
     codes = torch.arange(256, dtype=torch.uint8)
     values = dequantize_blockwise(codes, torch.tensor([0.75]), book)
@@ -111,7 +111,7 @@ def test_blocks_are_quantized_each_by_itself(block_size: int) -> None:
         assert error <= (farthest + 3 * 2**-24) * scale[0]
 
 
-def test_case_1_9_half_precision_ones_come_back_exactly() -> None:
+def test_case_o9_half_precision_ones_come_back_exactly() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         ones = torch.ones(5, 10, dtype=dtype)
         codes, absmax = quantize_blockwise(ones, create_codebook())

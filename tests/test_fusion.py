@@ -73,7 +73,7 @@ def _unclamped(v: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", NORMS)
-def test_case_45_forms_of_the_norm(form: str) -> None:
+def test_case_q45_forms_of_the_norm(form: str) -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x = x1 + x2
         return *quantize(NORMS[form](x, g, 1e-6)), x
@@ -85,7 +85,7 @@ def test_case_45_forms_of_the_norm(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", QUANTS)
-def test_case_45_forms_of_the_quantization(form: str) -> None:
+def test_case_q45_forms_of_the_quantization(form: str) -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x = x1 + x2
         return *QUANTS[form](NORMS["rsqrt"](x, g, 1e-6)), x
@@ -116,7 +116,7 @@ def test_a_norm_without_gamma() -> None:
     close(model(x1, x2), got)
 
 
-def test_case_39_inputs_stay_and_results_are_new() -> None:
+def test_case_q39_inputs_stay_and_results_are_new() -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x = x1 + x2
         return *quantize(NORMS["rsqrt"](x, g, 1e-6)), x
@@ -133,7 +133,7 @@ def test_case_39_inputs_stay_and_results_are_new() -> None:
 
 @pytest.mark.parametrize("gamma", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_case_40_gamma_of_another_dtype_is_widened(dtype: torch.dtype, gamma: torch.dtype) -> None:
+def test_case_q40_gamma_of_another_dtype_is_widened(dtype: torch.dtype, gamma: torch.dtype) -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x = x1.float() + x2.float()
         return *quantize(NORMS["rsqrt"](x, g.float(), 1e-6)), x.to(x1.dtype)
@@ -149,7 +149,7 @@ def test_case_40_gamma_of_another_dtype_is_widened(dtype: torch.dtype, gamma: to
 
 
 @pytest.mark.parametrize("with_beta", [False, True])
-def test_case_41_with_and_without_beta(with_beta: bool) -> None:
+def test_case_q41_with_and_without_beta(with_beta: bool) -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
         v = NORMS["rsqrt"](x1 + x2, g, 1e-6)
         return quantize(v + beta if with_beta else v)
@@ -164,7 +164,7 @@ def test_case_41_with_and_without_beta(with_beta: bool) -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-5, 1e-3, 0.0])
 @pytest.mark.parametrize("form", ["F.rms_norm", "rsqrt", "sqrt"])
-def test_case_42_any_epsilon_and_the_one_written(form: str, epsilon: float) -> None:
+def test_case_q42_any_epsilon_and_the_one_written(form: str, epsilon: float) -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         return quantize(NORMS[form](x1 + x2, g, epsilon))
 
@@ -174,7 +174,7 @@ def test_case_42_any_epsilon_and_the_one_written(form: str, epsilon: float) -> N
     close(model(*given), got)
 
 
-def test_case_46_one_graph_for_all_numbers_of_rows() -> None:
+def test_case_q46_one_graph_for_all_numbers_of_rows() -> None:
     def model(x1: Tensor, x2: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         x = x1 + x2
         return *quantize(NORMS["sum / n"](x, g, 1e-6)), x
@@ -303,13 +303,13 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_case_45_near_misses_tell_why(name: str) -> None:
+def test_case_q45_near_misses_tell_why(name: str) -> None:
     then, reason = REFUSED[name]
     assert reason in refused(normed(then), *inputs())
 
 
 @pytest.mark.parametrize("factor", [0.05, 20.0])
-def test_case_45_a_static_scale_is_no_dynamic_quantization(factor: float) -> None:
+def test_case_q45_a_static_scale_is_no_dynamic_quantization(factor: float) -> None:
     quotient = (lambda v: v / factor) if factor < 1 else (lambda v: v * factor)
     model = normed(lambda v: [quotient(v).round().clamp(-128, 127).to(torch.int8)])
     got = compiled(model)(*inputs())

@@ -94,7 +94,7 @@ def test_every_operator_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_case_46_one_graph_for_all_numbers_of_rows_but_one(name: str) -> None:
+def test_case_q46_one_graph_for_all_numbers_of_rows_but_one(name: str) -> None:
     spec, make = anyfuse._REGISTRY[CALLS[name][0]], CALLS[name][1]
     torch._dynamo.reset()
 

@@ -115,7 +115,7 @@ def test_official_steps_in_numpy(convention: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_case_39_equal_ids_are_summed_before_the_step(backend: str) -> None:
+def test_case_o39_equal_ids_are_summed_before_the_step(backend: str) -> None:
     """Stepping one by one would give m = .39, the sum of squares v = .010. Values to 1e-6: they were computed in
     float64 without epsilon, beside which fp32 and an epsilon of 1e-8 stand at 3e-7."""
     table = zeros(4, 1)
@@ -129,7 +129,7 @@ def test_case_39_equal_ids_are_summed_before_the_step(backend: str) -> None:
         assert not tensor[[0, 2, 3]].any()
 
 
-def test_case_39_a_hundred_thousand_equal_ids_give_the_same_bits_every_time(target: str) -> None:
+def test_case_o39_a_hundred_thousand_equal_ids_give_the_same_bits_every_time(target: str) -> None:
     """The sum in order of appearance, whatever else is in the call and however many threads take part."""
     n, dim = 100_000, 3
     gradient = everyday(n + 500, dim)["m"]
@@ -160,7 +160,7 @@ def test_the_sum_starts_from_the_first_gradient_and_keeps_its_order() -> None:
 
 
 @pytest.mark.parametrize("ids", [torch.zeros(0, dtype=torch.int32), torch.full((3, 1), -1), torch.tensor([-(2**31)])])
-def test_case_40_nothing_named_changes_nothing(ids: Tensor) -> None:
+def test_case_o40_nothing_named_changes_nothing(ids: Tensor) -> None:
     table = everyday(5, 64)
     before = clones(table)
     returned = lazy_adam_(torch.ones(len(ids), 64), ids, **table, lr=0.1)
@@ -169,7 +169,7 @@ def test_case_40_nothing_named_changes_nothing(ids: Tensor) -> None:
         assert same_bits(tensor, before[name])
 
 
-def test_case_40_tables_without_rows_or_columns() -> None:
+def test_case_o40_tables_without_rows_or_columns() -> None:
     lazy_adam_(torch.ones(2, 4), torch.tensor([-1, -5]), **zeros(0, 4), lr=0.1)
     lazy_adam_(torch.ones(2, 0), torch.tensor([0, 1]), **zeros(3, 0), lr=0.1)
     with pytest.raises(IndexError, match="indices holds 0; accepted: ids below 0"):
@@ -185,7 +185,7 @@ def guarded(rows: int, dim: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("assume_unique", [False, True])
 @pytest.mark.parametrize("dim", [1, 5, 8, 64])
-def test_case_41_skipped_ids_and_guard_rows(target: str, dim: int, assume_unique: bool) -> None:
+def test_case_o41_skipped_ids_and_guard_rows(target: str, dim: int, assume_unique: bool) -> None:
     tables = {name: guarded(10, dim, seed) for seed, name in enumerate(("m", "v", "var"))}
     before = {name: whole.clone() for name, (_, whole) in tables.items()}
     arguments = {name: table for name, (table, _) in tables.items()}
@@ -200,7 +200,7 @@ def test_case_41_skipped_ids_and_guard_rows(target: str, dim: int, assume_unique
 @pytest.mark.parametrize("backend", ["native", "reference"])
 @pytest.mark.parametrize("assume_unique", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_case_41_an_id_beyond_the_table_writes_nothing(dtype: torch.dtype, assume_unique: bool, backend: str) -> None:
+def test_case_o41_an_id_beyond_the_table_writes_nothing(dtype: torch.dtype, assume_unique: bool, backend: str) -> None:
     """Not even in the other rows and the other tables of the call."""
     fine, bad = everyday(10, 8), everyday(10, 8, seed=1)
     tables = {name: [fine[name], bad[name]] for name in fine}
@@ -213,7 +213,7 @@ def test_case_41_an_id_beyond_the_table_writes_nothing(dtype: torch.dtype, assum
         assert all(map(same_bits, pair, before[name])), name
 
 
-def test_case_42_the_type_and_shape_of_ids_change_no_bit() -> None:
+def test_case_o42_the_type_and_shape_of_ids_change_no_bit() -> None:
     ids = torch.randint(-2, 40, (300,), generator=torch.Generator().manual_seed(0))
     gradient = everyday(300, 24)["m"]
     results = []
@@ -234,7 +234,7 @@ def unbacked(rows: int, dim: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.float32).view(rows, dim)
 
 
-def test_case_42_offsets_beyond_32_bits(target: str) -> None:
+def test_case_o42_offsets_beyond_32_bits(target: str) -> None:
     """Rows around elements 2^31 and 2^32 of a table; were an offset cut to 32 bits, a row near 0 would change."""
     dim = 64
     rows = 2**32 // dim + 10
@@ -289,7 +289,7 @@ def forbid_all_but(table: Tensor, named: list[int]) -> None:
         assert libc.mprotect(ctypes.c_void_p(start + first * page), span, mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
-def test_case_51_no_other_row_of_the_table_is_touched() -> None:
+def test_case_o51_no_other_row_of_the_table_is_touched() -> None:
     """The work does not grow with the table: all pages of a table of 10 million rows that hold no named row are made
     inaccessible, so that a single read there would end the process."""
     code = FORBIDDEN.format(tests=str(Path(__file__).parent))

@@ -131,7 +131,7 @@ def test_state_dict_holds_int8_weights_and_loads_into_an_empty_linear() -> None:
         QuantLinear.empty(30, 76, bias=torch.float32, smooth=True, static=True).load_state_dict(state)
 
 
-def test_case_15_a_chain_of_60_layers_keeps_its_direction_in_bf16() -> None:
+def test_case_q15_a_chain_of_60_layers_keeps_its_direction_in_bf16() -> None:
     """Against the same chain in float64, without quantization (sgl-project/sglang #27540: 0.513 at layer 58)."""
     d, layers = 1024, 60
     torch.manual_seed(0)
@@ -273,7 +273,15 @@ def test_past_the_dispatcher_changed_weights_are_used_and_wrong_ones_refused() -
         norm(x, x)
 
 
-@pytest.mark.parametrize("cast", [nn.Module.half, nn.Module.bfloat16, lambda module: module.to("cpu", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "cast",
+    [
+        nn.Module.half,
+        nn.Module.bfloat16,
+        lambda module: module.to("cpu", torch.bfloat16),
+        lambda module: module.type(torch.float16),
+    ],
+)
 @pytest.mark.parametrize("act", ["dynamic", 0.05])
 def test_a_cast_leaves_the_scales_as_they_are(cast: Callable[[nn.Module], nn.Module], act: str | float) -> None:
     """A whole model is cast at once, `model.half()`, quantized linears among its layers."""

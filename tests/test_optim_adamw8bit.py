@@ -55,7 +55,7 @@ def test_one_step_equals_the_operator_bit_for_bit() -> None:
 # ---- the cases ----
 
 
-def test_case_1_a_state_of_another_block_size() -> None:
+def test_case_o1_a_state_of_another_block_size() -> None:
     _, old = stepped(8192, block_size=2048)
     weight = nn.Parameter(torch.ones(8192))
     optimizer = AdamW8bit([weight], block_size=256)
@@ -79,7 +79,7 @@ def test_case_1_a_state_of_another_block_size() -> None:
     assert float(((before - after).abs() / scale).max()) <= float(MAPS[0].diff().max()), "one step of the map"
 
 
-def test_case_2_an_fp32_checkpoint_in_a_bf16_model() -> None:
+def test_case_o2_an_fp32_checkpoint_in_a_bf16_model() -> None:
     model = optimizers.model()
     optimizer = AdamW8bit(model.parameters())
     train(model, optimizer, range(5))
@@ -92,7 +92,7 @@ def test_case_2_an_fp32_checkpoint_in_a_bf16_model() -> None:
     assert other.state[bias]["exp_avg"].dtype == other.state[weight]["absmax_exp_avg"].dtype == torch.float32
 
 
-def test_case_6_min_8bit_size() -> None:
+def test_case_o6_min_8bit_size() -> None:
     sizes = (1023, 1024, 4095, 4096, 4097)
     for limit, coded in (({"min_8bit_size": 1024}, sizes[1:]), ({}, sizes[3:])):
         for size in sizes:
@@ -103,7 +103,7 @@ def test_case_6_min_8bit_size() -> None:
                 assert state["absmax_exp_avg"].shape == (math.ceil(size / 256),)
 
 
-def test_case_7_a_partial_last_block_keeps_8_bits() -> None:
+def test_case_o7_a_partial_last_block_keeps_8_bits() -> None:
     memory = torch.full((5000,), float("nan"))
     grad = torch.randn(4097) * 1e-3
     grad[-1] = 1e3
@@ -126,7 +126,7 @@ def test_state_bytes() -> None:
     assert held == 2 * weight.numel() + 8 * weight.numel() // 256
 
 
-def test_case_9_dtypes_of_parameters_and_gradients() -> None:
+def test_case_o9_dtypes_of_parameters_and_gradients() -> None:
     codes, absmax = quantize_blockwise(torch.ones(5, 10, dtype=torch.float16), MAPS[0])
     assert torch.equal(dequantize_blockwise(codes, absmax, MAPS[0]), torch.ones(5, 10))
     floats = (torch.float32, torch.bfloat16, torch.float16)
@@ -142,12 +142,12 @@ def test_case_9_dtypes_of_parameters_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("block_size", [0, -1, 3, 2**64, "256", 256.0])
-def test_case_10_silly_block_sizes(block_size: Any) -> None:
+def test_case_o10_silly_block_sizes(block_size: Any) -> None:
     with pytest.raises(ValueError, match="block_size"):
         AdamW8bit([parameter(1.0)], block_size=block_size)
 
 
-def test_case_12_weight_decay_comes_first() -> None:
+def test_case_o12_weight_decay_comes_first() -> None:
     for size in (1, 4096):
         weight = nn.Parameter(torch.ones(size))
         weight.grad = torch.ones(size)
@@ -156,7 +156,7 @@ def test_case_12_weight_decay_comes_first() -> None:
 
 
 @pytest.mark.parametrize("small", [1e-4, 1e-5])
-def test_case_14_the_step_does_not_explode_when_the_gradient_vanishes(small: float) -> None:
+def test_case_o14_the_step_does_not_explode_when_the_gradient_vanishes(small: float) -> None:
     def largest_second_step(**options: Any) -> float:
         weight = nn.Parameter(torch.zeros(4096))
         optimizer = AdamW8bit([weight], lr=0.1, weight_decay=0.0, **options)
@@ -172,7 +172,7 @@ def test_case_14_the_step_does_not_explode_when_the_gradient_vanishes(small: flo
     assert largest_second_step(nonzero_v=False) > 100 * 0.1
 
 
-def test_case_16_gradients_of_zero() -> None:
+def test_case_o16_gradients_of_zero() -> None:
     weight = nn.Parameter(torch.randn(8192))
     start = weight.detach().clone()
     optimizer = AdamW8bit([weight], lr=0.1, weight_decay=0.01)
@@ -195,7 +195,7 @@ def test_case_16_gradients_of_zero() -> None:
     assert changed == codes == [1]
 
 
-def test_case_18_a_group_with_32_bits_equals_torch_adamw() -> None:
+def test_case_o18_a_group_with_32_bits_equals_torch_adamw() -> None:
     own, other = nn.Parameter(torch.ones(5000)), nn.Parameter(torch.ones(5000))
     coded = nn.Parameter(torch.ones(5000))
     optimizer = AdamW8bit([{"params": [own], "state_bits": 32}, {"params": [coded]}], lr=0.01)
@@ -222,7 +222,7 @@ def test_options_of_its_own_are_checked() -> None:
             AdamW8bit([parameter(1.0)], **{name: 1})
 
 
-def test_case_24_the_kernel_takes_indices_beyond_32_bits() -> None:
+def test_case_o24_the_kernel_takes_indices_beyond_32_bits() -> None:
     """What depends on the index alone is the random number: its upper half must count."""
     assert op.Row.numel.size == 8
     key = [int(_rounding._mix(torch.tensor(5) ^ (index >> 32))) for index in (0, 1 << 32, 2 << 32)]
@@ -262,7 +262,7 @@ def repeated(dtype: torch.dtype, fill: float) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="maps memory again and again by Linux's memfd")
-def test_case_24_more_than_2_to_the_31_elements() -> None:
+def test_case_o24_more_than_2_to_the_31_elements() -> None:
     """Gradients in the first and the last 300 elements alone; those are stepped, the rest stays."""
     zero_m, zero_v = (float((qmap == 0).nonzero()) for qmap in MAPS)
     scales = -(-HUGE // 256)
@@ -292,7 +292,7 @@ def test_case_24_more_than_2_to_the_31_elements() -> None:
         assert not absmax[:, 2:-3].any()
 
 
-def test_case_26_bf16_weights_decay_by_stochastic_rounding() -> None:
+def test_case_o26_bf16_weights_decay_by_stochastic_rounding() -> None:
     """2000 steps with ten times the decay of the case, which is the same product."""
     torch.manual_seed(1)
     near, chance = (nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)) for _ in range(2))
@@ -439,3 +439,25 @@ def test_another_codebook_is_requantized_and_what_does_not_fit_refused() -> None
     with pytest.raises(ValueError, match="layout"):
         import_state(again, {}, "deepspeed")
     assert not other.state
+
+
+@pytest.mark.parametrize("layout", ["torch", "bitsandbytes", "torchao", "arrays"])
+def test_import_of_what_is_no_such_state_is_refused(layout: str) -> None:
+    weight = parameter(1.0)
+    for other in (anyfuse.optim.LazyAdam([weight]), torch.optim.AdamW([weight])):
+        with pytest.raises(TypeError, match="optimizer is a"):
+            import_state(other, {}, layout)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="optimizer is a"):
+            export_state(other, layout)  # type: ignore[arg-type]
+    for state in ({}, None, 3):
+        with pytest.raises(TypeError, match="state is a"):
+            import_state(AdamW8bit([weight]), state, layout)  # type: ignore[arg-type]
+
+
+def test_import_refuses_amsgrad_as_load_does() -> None:
+    weight = parameter(1.0)
+    peer = torch.optim.AdamW([weight], amsgrad=True)
+    weight.grad = torch.ones(1)
+    peer.step()
+    with pytest.raises(ValueError, match="amsgrad"):
+        import_state(AdamW8bit([weight]), peer.state_dict(), "torch")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optimizers
 import pytest
 import torch
@@ -153,7 +154,7 @@ def test_named_parameters(make: Make) -> None:
     assert optimizer.state_dict()["param_groups"][0]["param_names"] == [name for name, _ in model.named_parameters()]
 
 
-def test_case_21_a_parameter_counts_its_own_steps(make: Make) -> None:
+def test_case_o21_a_parameter_counts_its_own_steps(make: Make) -> None:
     a, b = parameter(0.0), parameter(0.0)
     optimizer = make([a, b], lr=0.1, weight_decay=0.0)
     for step in range(10):
@@ -165,7 +166,7 @@ def test_case_21_a_parameter_counts_its_own_steps(make: Make) -> None:
     assert optimizer.state[a]["step"] == 10 and optimizer.state[b]["step"] == 1
 
 
-def test_case_21_mixed_dtypes_in_one_group(make: Make) -> None:
+def test_case_o21_mixed_dtypes_in_one_group(make: Make) -> None:
     weights = [nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in DTYPES]
     optimizer = make(weights)
     give_gradients(weights, 0)
@@ -173,7 +174,7 @@ def test_case_21_mixed_dtypes_in_one_group(make: Make) -> None:
     assert [optimizer.state[weight]["step"] for weight in weights] == [1, 1, 1]
 
 
-def test_case_22_empty_parameters_among_others(make: Make) -> None:
+def test_case_o22_empty_parameters_among_others(make: Make) -> None:
     sizes = ([4096, 0], [0, 4096], [0] * 50)
     results = []
     for group in sizes:
@@ -188,7 +189,7 @@ def test_case_22_empty_parameters_among_others(make: Make) -> None:
     assert equal(results[0], results[1]) and not torch.equal(results[0][0], torch.ones(4096))
 
 
-def test_case_10_scalars_and_odd_sizes(make: Make) -> None:
+def test_case_o10_scalars_and_odd_sizes(make: Make) -> None:
     for shape in ((), (0,), (1,), (255,), (256,), (257,), (4097,)):
         weight = nn.Parameter(torch.ones(shape))
         weight.grad = torch.ones(shape)
@@ -219,7 +220,7 @@ def test_tied_parameters_are_stepped_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_case_8_noncontiguous_parameters_and_gradients(make: Make, dtype: torch.dtype) -> None:
+def test_case_o8_noncontiguous_parameters_and_gradients(make: Make, dtype: torch.dtype) -> None:
     base = torch.randn(128, 64).to(dtype)
     grads = [torch.randn(256, 64)[::2].t().to(dtype), torch.randn(64, 1).to(dtype).expand(64, 128)]
     whole = nn.Parameter(base.t().contiguous())
@@ -371,8 +372,11 @@ def test_the_default_dtype_of_torch_changes_nothing(make: Make, dtype: torch.dty
 
 
 def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
-    """Instead of scales beyond the end of those that the state has, or codes read as float32."""
-    changes = [(AdamW8bit, {"block_size": 64}), (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32})]
+    """Instead of scales beyond the end of those that the state has, codes read as float32 or by another map."""
+    changes = [
+        (AdamW8bit, {"block_size": 64}), (AdamW8bit, {"codebook": "linear"}),
+        (EMA8bit, {"block_size": 64}), (EMA8bit, {"state_bits": 32}), (EMA8bit, {"codebook": "linear"}),
+    ]  # fmt: skip
     for make, change in changes:
         model = optimizers.model()
         optimizer = make(model.parameters())
@@ -382,6 +386,47 @@ def test_options_of_the_state_that_change_between_steps_are_refused() -> None:
         with pytest.raises((TypeError, ValueError), match="accepted"):
             train(model, optimizer, [2])
         assert equal(model.parameters(), before)
+
+
+def test_a_codebook_may_change_where_the_codes_are_new() -> None:
+    weight = nn.Parameter(torch.ones(5000))
+    optimizer = AdamW8bit([weight])
+    for codebook in ("linear", "dynamic"):
+        optimizer.param_groups[0]["codebook"] = codebook
+        optimizer.state.clear()
+        give_gradients([weight], 0)
+        optimizer.step()
+    optimizer.param_groups.insert(0, {**optimizer.param_groups[0], "params": [], "codebook": "linear"})
+    optimizer.step()  # the same group at another place
+
+
+@pytest.mark.parametrize("option", ["state_bits", "codebook", "stochastic_rounding", "rounding_seed", "nonzero_v"])
+def test_choices_that_change_between_steps_are_looked_at(cls: Any, option: str) -> None:
+    weight = parameter(1.0)
+    optimizer = cls([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = "other"
+    with pytest.raises((TypeError, ValueError), match=option):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if "stochastic" in name])
+def test_a_seed_that_is_changed_holds_from_the_next_step_on(name: str) -> None:
+    results = []
+    for load in (False, True):
+        model = optimizers.model(torch.bfloat16)
+        optimizer = VARIANTS[name](model.parameters())
+        train(model, optimizer, range(2))
+        optimizer.param_groups[0]["rounding_seed"] = 77
+        if load:
+            state, optimizer = snapshot(optimizer), VARIANTS[name](model.parameters())
+            optimizer.load_state_dict(state)
+        train(model, optimizer, range(2, 4))
+        results.append(values(model))
+    assert equal(*results)
 
 
 def test_a_stale_backward_raises(make: Make) -> None:
@@ -457,13 +502,13 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_case_20_no_scheduler_of_torch_is_left_out() -> None:
+def test_case_o20_no_scheduler_of_torch_is_left_out() -> None:
     abstract = {"LRScheduler", "_LRScheduler"}
     assert set(lr_scheduler.__all__) - abstract - {"SWALR"} == SCHEDULERS.keys() - {"SWALR"}
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_case_20_schedulers(make: Make, scheduler: str) -> None:
+def test_case_o20_schedulers(make: Make, scheduler: str) -> None:
     """CyclicLR and OneCycleLR change the betas too."""
     own = optimizers.model()
     other = copy.deepcopy(own)
@@ -479,7 +524,7 @@ def test_case_20_schedulers(make: Make, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["CosineAnnealingLR", "OneCycleLR", "CyclicLR"])
-def test_case_20_scheduled_steps_equal_torch_adamw(cls: Any, scheduler: str) -> None:
+def test_case_o20_scheduled_steps_equal_torch_adamw(cls: Any, scheduler: str) -> None:
     own = optimizers.model()
     other = copy.deepcopy(own)
     for model, make in ((own, lambda p: cls(p, lr=1e-2, **_fp32(cls))), (other, lambda p: torch.optim.AdamW(p, 1e-2))):
@@ -500,7 +545,7 @@ def test_a_schedule_on_a_tensor_lr(make: Make) -> None:
         weight.grad = torch.ones(1)
         optimizer.step()
         schedule.step()
-    assert float(weight.detach()) == pytest.approx(-0.75, rel=1e-4)  # as in case 21
+    assert float(weight.detach()) == pytest.approx(-0.75, rel=1e-4)  # as in case O21
 
 
 # ---- GradScaler ----
@@ -541,7 +586,7 @@ def test_a_first_step_that_is_skipped_makes_no_state(make: Make) -> None:
 # ---- what is refused ----
 
 
-def test_unsupported_arguments_raise(cls: Any) -> None:
+def test_case_o19_unsupported_arguments_raise(cls: Any) -> None:
     for name in ("amsgrad", "fused", "foreach", "capturable", "differentiable", "is_paged"):
         with pytest.raises(TypeError, match=name):
             cls([parameter(1.0)], **{name: True})
@@ -639,7 +684,7 @@ def test_a_lazily_negated_gradient_counts_with_its_sign(make: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_case_2_resume_is_bitwise_and_casts_nothing(make: Make, dtype: torch.dtype) -> None:
+def test_case_o2_resume_is_bitwise_and_casts_nothing(make: Make, dtype: torch.dtype) -> None:
     whole = optimizers.model(dtype)
     optimizer = make(whole.parameters(), lr=1e-2)
     train(whole, optimizer, range(5))
@@ -673,7 +718,7 @@ def test_loading_copies(make: Make) -> None:
     assert same(before, snapshot(second))
 
 
-def test_case_18_overrides_are_saved(make: Make) -> None:
+def test_case_o18_overrides_are_saved(make: Make) -> None:
     weights = [parameter(1.0), parameter(2.0)]
     optimizer = make([{"params": [weights[0]], "lr": 0.5, "eps": 1e-3}, {"params": [weights[1]]}])
     fresh = make([{"params": [parameter(1.0)]}, {"params": [parameter(2.0)]}])
@@ -692,7 +737,7 @@ def test_a_deep_copy_goes_on_alike(make: Make) -> None:
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_case_3_distributed_checkpoint_in_one_process(make: Make, flat: bool, tmp_path: Path) -> None:
+def test_case_o3_distributed_checkpoint_in_one_process(make: Make, flat: bool, tmp_path: Path) -> None:
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     whole = optimizers.model(torch.bfloat16)
     optimizer = make(whole.parameters(), lr=1e-2)
@@ -765,6 +810,62 @@ def test_a_state_of_torch_adamw_is_taken(cls: Any) -> None:
     amsgrad = torch.optim.AdamW(other.parameters(), amsgrad=True)
     with pytest.raises(ValueError, match="amsgrad"):
         optimizer.load_state_dict(amsgrad.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("step", -1),
+        ("step", 2.5),
+        ("step", float("nan")),
+        ("step", torch.tensor(float("inf"))),
+        ("step", 2**63),
+        ("step", torch.ones(2)),
+        ("step", "3"),
+        ("step", None),
+        ("exp_avg", torch.zeros(128, 64, device="meta")),
+        ("exp_avg", torch.zeros(128, 64).to_sparse()),
+        ("exp_avg", torch.zeros(128, 64, dtype=torch.int32)),
+        ("exp_avg", None),
+        (None, [1]),
+    ],
+)
+def test_entries_of_a_saved_state_that_make_no_sense_are_refused(make: Make, entry: str | None, value: Any) -> None:
+    model = optimizers.model()
+    optimizer = make(model.parameters())
+    train(model, optimizer, range(2))
+    before, odd = snapshot(optimizer), snapshot(optimizer)
+    if entry is None:
+        odd["state"][0] = value
+    else:
+        odd["state"][0][entry] = value
+    with pytest.raises((TypeError, ValueError), match=f"{entry or 'a saved state'}.*accepted"):
+        optimizer.load_state_dict(odd)
+    assert same(before, snapshot(optimizer))
+
+
+def test_a_saved_step_may_be_any_whole_number(make: Make) -> None:
+    for step in (3, 3.0, torch.tensor(3.0), torch.tensor([3]), np.int64(3)):
+        model = optimizers.model()
+        optimizer = make(model.parameters())
+        train(model, optimizer, range(2))
+        saved = snapshot(optimizer)
+        saved["state"][0]["step"] = step
+        optimizer.load_state_dict(saved)
+        loaded = optimizer.state[model[0].weight]["step"]
+        assert loaded == 3 and type(loaded) is int
+
+
+def test_a_moment_that_is_a_negated_view_is_loaded_with_its_values(make: Make) -> None:
+    weight = parameter(1.0, 2.0)
+    optimizer = make([weight])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    saved = snapshot(optimizer)
+    saved["state"][0]["exp_avg"] = torch._neg_view(torch.tensor([-1.0, 3.0]))
+    optimizer.load_state_dict(saved)
+    loaded = optimizer.state[weight]["exp_avg"]
+    assert loaded.tolist() == [1.0, -3.0] and not loaded.is_neg()
 
 
 def test_states_that_do_not_fit_are_refused_and_change_nothing(make: Make) -> None:

@@ -76,7 +76,7 @@ def test_modes_that_do_not_go_with_8_bits_are_refused() -> None:
             EMAAdamW([parameter(1.0)], **option)
 
 
-def test_case_13_both_modes_alive_in_one_process() -> None:
+def test_case_o13_both_modes_alive_in_one_process() -> None:
     weights = {mode: parameter(1.0) for mode in (False, True)}
     made = {mode: EMAAdamW([w], lr=0.1, weight_decay=0.5, adam_w_mode=mode) for mode, w in weights.items()}
     for grad in (1.0, -1.0):
@@ -90,7 +90,7 @@ def test_case_13_both_modes_alive_in_one_process() -> None:
         assert got == pytest.approx(expected[mode], rel=1e-5)
 
 
-def test_case_21_one_count_for_a_group_as_in_mindspeed() -> None:
+def test_case_o21_one_count_for_a_group_as_in_mindspeed() -> None:
     a, b = parameter(0.0), parameter(0.0)
     optimizer = EMAAdamW([a, b], lr=0.1, weight_decay=0.0, step_mode="group")
     for step in range(10):
@@ -110,7 +110,7 @@ def test_bias_correction_off() -> None:
 # ---- the cases of section 2 ----
 
 
-def test_case_29_warm_up_rules() -> None:
+def test_case_o29_warm_up_rules() -> None:
     for warmup, expected in (
         (True, [0.181818, 0.25, 0.307692, 0.357143]),
         ("diffusers", [0.0, 0.181818, 0.25, 0.307692]),
@@ -129,7 +129,7 @@ def test_case_29_warm_up_rules() -> None:
     assert optimizer.param_groups[0]["ema_decay"] == 0.9999
 
 
-def test_case_30_an_fp32_ema_of_bf16_weights_moves() -> None:
+def test_case_o30_an_fp32_ema_of_bf16_weights_moves() -> None:
     weight, optimizer = fixed(2.0)
     assert optimizer.state[weight]["ema"].dtype == torch.float32
     for _ in range(10_000):
@@ -137,7 +137,7 @@ def test_case_30_an_fp32_ema_of_bf16_weights_moves() -> None:
     assert float(optimizer.state[weight]["ema"].mean()) == pytest.approx(1.632139, rel=1e-3)
 
 
-def test_case_30_a_bf16_ema_needs_stochastic_rounding() -> None:
+def test_case_o30_a_bf16_ema_needs_stochastic_rounding() -> None:
     """A fifth of the case's steps with five times its 1 - decay."""
     means = {}
     for stochastic in (False, True):
@@ -151,7 +151,7 @@ def test_case_30_a_bf16_ema_needs_stochastic_rounding() -> None:
     assert means[True] == pytest.approx(2 - 0.9995**2000, rel=0.01)
 
 
-def test_case_31_swap_puts_the_trained_weights_back() -> None:
+def test_case_o31_swap_puts_the_trained_weights_back() -> None:
     model, plain = optimizers.model(torch.bfloat16), optimizers.model(torch.bfloat16)
     optimizer, undisturbed = EMAAdamW(model.parameters(), lr=0.1), EMAAdamW(plain.parameters(), lr=0.1)
     train(model, optimizer, range(3))
@@ -175,7 +175,7 @@ def test_case_31_swap_puts_the_trained_weights_back() -> None:
         pass
 
 
-def test_case_31_a_compiled_model_sees_the_swap() -> None:
+def test_case_o31_a_compiled_model_sees_the_swap() -> None:
     model = nn.Linear(3, 2)
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = EMAAdamW(model.parameters(), lr=0.1)
@@ -187,7 +187,7 @@ def test_case_31_a_compiled_model_sees_the_swap() -> None:
     assert torch.equal(compiled(x), trained)
 
 
-def test_case_32_resume_goes_on_with_the_warm_up() -> None:
+def test_case_o32_resume_goes_on_with_the_warm_up() -> None:
     model = optimizers.model()
     optimizer = EMAAdamW(model.parameters())
     train(model, optimizer, range(50))
@@ -200,7 +200,7 @@ def test_case_32_resume_goes_on_with_the_warm_up() -> None:
     assert same(snapshot(optimizer), snapshot(again))
 
 
-def test_case_33_the_ema_counts_steps() -> None:
+def test_case_o33_the_ema_counts_steps() -> None:
     weight = parameter(1.0)
     optimizer = EMAAdamW([weight])
     for _ in range(3):
@@ -241,7 +241,7 @@ def trained_model() -> tuple[Model, EMAAdamW]:
     return model, optimizer
 
 
-def test_case_34_every_entry_of_the_state_dict() -> None:
+def test_case_o34_every_entry_of_the_state_dict() -> None:
     model, optimizer = trained_model()
     exported = optimizer.ema_state_dict(model)
     assert exported.keys() == model.state_dict().keys()
@@ -448,7 +448,7 @@ def test_a_skipped_step_averages_nothing() -> None:
 # ---- what it costs ----
 
 
-def test_case_38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
+def test_case_o38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
     """The case's times are measured by `anyfuse bench` and benchmarks/optimizer_step_time.py. What a test can see on a
     shared machine is the reason for them: one native call for all parameters, moments and averages, and less than 1 %
     of the parameters allocated."""
@@ -468,3 +468,62 @@ def test_case_38_a_step_allocates_nothing_and_reads_each_tensor_once() -> None:
     taken = sum(max(event.self_cpu_memory_usage, 0) for event in profile.events())
     limit = 0.01 * sum(param.nbytes for param in params)
     assert native.call_count == 1 and taken < limit and peak < limit, (taken, peak)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("ema_warmup", "foo"),
+        ("step_mode", "x"),
+        ("adam_w_mode", None),
+        ("bias_correction", "row"),
+        ("ema_dtype", torch.float64),
+    ],
+)
+def test_choices_that_change_between_steps_are_looked_at(option: str, value: Any) -> None:
+    weight = parameter(1.0)
+    optimizer = EMAAdamW([weight])
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0][option] = value
+    with pytest.raises((TypeError, ValueError), match=option):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(("updates", "error"), [(-5, ValueError), ("x", TypeError), (True, TypeError)])
+def test_a_saved_count_of_updates_that_makes_no_sense_is_refused(updates: Any, error: type[Exception]) -> None:
+    optimizer = EMAAdamW([parameter(1.0)])
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["ema_updates"] = updates
+    with pytest.raises(error, match="ema_updates"):
+        optimizer.load_state_dict(saved)
+
+
+def test_a_state_loaded_while_the_ema_is_in_place_loses_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    before, saved = values(model), snapshot(optimizer)
+    with optimizer.swap_ema():
+        optimizer.load_state_dict(saved)
+        with pytest.raises(RuntimeError, match="inside swap_ema"):
+            train(model, optimizer, [3])
+    assert equal(model.parameters(), before)
+    optimizer.store(model.parameters())
+    optimizer.copy_to()
+    optimizer.load_state_dict(saved)
+    optimizer.restore(model.parameters())
+    assert equal(model.parameters(), before)
+
+
+def test_an_optimizer_copied_while_the_ema_is_in_place_holds_no_trained_weights() -> None:
+    model = optimizers.model()
+    optimizer = EMAAdamW(model.parameters(), lr=1e-2)
+    train(model, optimizer, range(3))
+    with optimizer.swap_ema():
+        copied, other = copy.deepcopy((model, optimizer))
+    train(copied, other, [3])
+    with other.swap_ema():
+        pass

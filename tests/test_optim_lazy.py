@@ -53,7 +53,7 @@ def column(tensor: Tensor) -> list[float]:
 # ---- ids ----
 
 
-def test_case_39_equal_ids_are_summed_before_the_step() -> None:
+def test_case_o39_equal_ids_are_summed_before_the_step() -> None:
     """Values to 1e-6: they were computed without eps, beside which fp32 and an eps of 1e-8 stand at 3e-7."""
     weight = table(0.0, 0.0, 0.0, 0.0)
     optimizer = LazyAdam([weight], lr=0.1)
@@ -68,7 +68,7 @@ def test_case_39_equal_ids_are_summed_before_the_step() -> None:
     assert column(weight)[1] + 0.1 == pytest.approx(-0.1 * 0.9321796, rel=2e-6)
 
 
-def test_case_39_many_equal_ids_on_many_threads() -> None:
+def test_case_o39_many_equal_ids_on_many_threads() -> None:
     results, before = [], torch.get_num_threads()
     values = torch.randn(100_000, 2, generator=torch.Generator().manual_seed(0))
     try:
@@ -82,7 +82,7 @@ def test_case_39_many_equal_ids_on_many_threads() -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_case_40_a_batch_of_padding_changes_nothing_but_counts() -> None:
+def test_case_o40_a_batch_of_padding_changes_nothing_but_counts() -> None:
     embedding = nn.Embedding(5, 1, padding_idx=0, sparse=True)
     before = embedding.weight.detach().clone()
     optimizer = LazyAdam(embedding.parameters(), padding_idx=0)
@@ -94,7 +94,7 @@ def test_case_40_a_batch_of_padding_changes_nothing_but_counts() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_case_40_no_ids(mode: str) -> None:
+def test_case_o40_no_ids(mode: str) -> None:
     weight = nn.Parameter(torch.ones(7, 64))
     optimizer = LazyAdam([weight], **MODES[mode])
     for _ in range(2):
@@ -103,7 +103,7 @@ def test_case_40_no_ids(mode: str) -> None:
 
 
 @pytest.mark.parametrize("padding", [-1, 4])
-def test_case_41_padding_is_skipped_and_guard_rows_stay(padding: int) -> None:
+def test_case_o41_padding_is_skipped_and_guard_rows_stay(padding: int) -> None:
     memory = torch.ones(14, 3)
     weight = nn.Parameter(memory[2:12])
     optimizer = LazyAdam([weight], lr=0.1, padding_idx=padding, bias_correction="row")
@@ -115,7 +115,7 @@ def test_case_41_padding_is_skipped_and_guard_rows_stay(padding: int) -> None:
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("bad", "padding"), [(10, -1), (-2, -1), (-1, None), (-(2**40), 3), (-(2**63), None)])
-def test_case_41_other_ids_are_refused_before_any_write(
+def test_case_o41_other_ids_are_refused_before_any_write(
     bad: int, padding: int | None, groups: int, strided: bool
 ) -> None:
     """Not a byte of any table, state or count changes, in any group."""
@@ -133,7 +133,7 @@ def test_case_41_other_ids_are_refused_before_any_write(
     assert same(list(before), [weights, snapshot(optimizer)])
 
 
-def test_case_42_types_of_ids() -> None:
+def test_case_o42_types_of_ids() -> None:
     results = []
     for dtype in (torch.int32, torch.int64):
         weight = nn.Parameter(torch.ones(50, 5))
@@ -149,7 +149,7 @@ def test_case_42_types_of_ids() -> None:
 
 
 @pytest.mark.parametrize(("mode", "first", "third"), [("global", 2.5146, 0.6388), ("row", 1.0, 1.0)])
-def test_case_43_rows_that_are_first_seen_late(mode: str, first: float, third: float) -> None:
+def test_case_o43_rows_that_are_first_seen_late(mode: str, first: float, third: float) -> None:
     for now, expected in ((1000, first), (3, third)):
         weight = table(0.0, 0.0)
         optimizer = LazyAdam([weight], lr=0.1, bias_correction=mode)
@@ -168,7 +168,7 @@ def test_case_43_rows_that_are_first_seen_late(mode: str, first: float, third: f
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("outside", 0.5), ("inside", 0.03065)])
-def test_case_44_where_eps_stands(mode: str, expected: float) -> None:
+def test_case_o44_where_eps_stands(mode: str, expected: float) -> None:
     weight = table(0.0)
     optimizer = LazyAdam([weight], lr=0.1, eps_mode=mode)
     named(weight, [0], 1e-8)
@@ -177,7 +177,7 @@ def test_case_44_where_eps_stands(mode: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["outside", "inside"])
-def test_case_44_parity_with_torch(mode: str) -> None:
+def test_case_o44_parity_with_torch(mode: str) -> None:
     own = nn.Parameter(torch.randn(30, 6, generator=torch.Generator().manual_seed(0)))
     other = nn.Parameter(own.detach().clone())
     mine = LazyAdam([own], lr=0.01, eps=1e-3, eps_mode=mode)
@@ -191,7 +191,7 @@ def test_case_44_parity_with_torch(mode: str) -> None:
     torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)  # the same formula in another order of roundings
 
 
-def test_case_45_lazy_rows_stay() -> None:
+def test_case_o45_lazy_rows_stay() -> None:
     weight = table(0.0, 0.0)
     optimizer = LazyAdam([weight], lr=0.1)
     named(weight, [0], 1.0)
@@ -208,7 +208,7 @@ def _moments(optimizer: LazyAdam, weight: Tensor) -> tuple[Tensor, Tensor]:
     return optimizer.state[weight]["exp_avg"], optimizer.state[weight]["exp_avg_sq"]
 
 
-def test_case_45_catching_up_gives_the_drift_of_dense_adam() -> None:
+def test_case_o45_catching_up_gives_the_drift_of_dense_adam() -> None:
     """-.29709 at step 5, and then the step that touches the row with a gradient of 0."""
     weight, dense = table(0.0, 0.0), table(0.0, 0.0)
     optimizer = LazyAdam([weight], lr=0.1, decay_mode="catch_up")
@@ -228,7 +228,7 @@ def test_case_45_catching_up_gives_the_drift_of_dense_adam() -> None:
 @pytest.mark.parametrize("gap", [1, 2, 30, 400, 5000])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.95, 0.98), (0.5, 0.9)])
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
-def test_case_45_caught_up_rows_are_where_dense_adamw_has_them(
+def test_case_o45_caught_up_rows_are_where_dense_adamw_has_them(
     gap: int, betas: tuple[float, float], eps: float
 ) -> None:
     """In float64 by the published formula; rows named at steps 1, 3 and then after `gap` steps. The first row is named
@@ -266,7 +266,7 @@ def test_touched_rows_alone_decay() -> None:
 # ---- dense and sparse together ----
 
 
-def test_case_47_dense_and_sparse_in_one_optimizer() -> None:
+def test_case_o47_dense_and_sparse_in_one_optimizer() -> None:
     torch.manual_seed(0)
     own = nn.Sequential(nn.EmbeddingBag(50, 8, sparse=True, mode="sum"), nn.Linear(8, 3))
     other = copy.deepcopy(own)
@@ -286,7 +286,7 @@ def test_case_47_dense_and_sparse_in_one_optimizer() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_case_47_a_gradient_that_is_sparse_and_then_dense(mode: str) -> None:
+def test_case_o47_a_gradient_that_is_sparse_and_then_dense(mode: str) -> None:
     """As that of an embedding that is tied to the last layer. All rows named, and all rows of a dense gradient, are
     the same step bit for bit."""
     results = []
@@ -302,7 +302,7 @@ def test_case_47_a_gradient_that_is_sparse_and_then_dense(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_case_47_rows_that_are_visible(mode: str) -> None:
+def test_case_o47_rows_that_are_visible(mode: str) -> None:
     """The parameters of Gaussian splatting: of any shape behind N, stepped as by ids, row for row."""
     shapes = [(40,), (40, 1), (40, 3), (40, 15, 3)]
     visible = torch.arange(40) % 3 == 1
@@ -372,7 +372,7 @@ def test_stochastic_rounding_moves_a_16_bit_table_in_the_mean() -> None:
 # ---- counts, saving ----
 
 
-def test_case_49_counts_and_keys() -> None:
+def test_case_o49_counts_and_keys() -> None:
     weight = table(0.0, 0.0, 0.0)
     optimizer = LazyAdam([weight], lr=0.1, bias_correction="row")
     for ids in ([0], [0, 2], [0]):
@@ -479,7 +479,7 @@ def test_grad_scaler_with_sparse_gradients() -> None:
 
 
 @pytest.mark.parametrize("schedule", [partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.05, total_steps=12)])
-def test_case_20_schedules_that_change_betas_too(schedule: Callable[..., Any]) -> None:
+def test_case_o20_schedules_that_change_betas_too(schedule: Callable[..., Any]) -> None:
     own, other = nn.Parameter(torch.ones(6, 2)), nn.Parameter(torch.ones(6, 2))
     for weight, make in ((own, LazyAdam), (other, torch.optim.Adam)):
         optimizer = make([weight], lr=0.01)
@@ -510,6 +510,61 @@ def test_case_20_schedules_that_change_betas_too(schedule: Callable[..., Any]) -
 def test_options_are_checked(options: dict[str, Any], error: type[Exception], names: str) -> None:
     with pytest.raises(error, match=names):
         LazyAdam([table(1.0)], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"bias_correction": "x"}, "bias_correction"),
+        ({"bias_correction": "row", "decay_mode": "catch_up"}, "bias_correction"),
+        ({"eps_mode": None}, "eps_mode"),
+        ({"eps": 1e-9}, "epsilon"),
+        ({"padding_idx": "a"}, "padding_idx"),
+        ({"stochastic_rounding": None}, "stochastic_rounding"),
+        ({"rounding_seed": "x"}, "rounding_seed"),
+    ],
+)
+def test_choices_that_change_between_steps_are_looked_at(options: dict[str, Any], names: str) -> None:
+    weight = table(1.0, 2.0)
+    optimizer = LazyAdam([weight])
+    weight.grad = torch.ones(2, 1)
+    optimizer.step()
+    before = weight.detach().clone()
+    optimizer.param_groups[0].update(options)
+    with pytest.raises((TypeError, ValueError), match=names):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("pair", "names"),
+    [
+        ((torch.tensor([1]),), "rows"),
+        (None, "rows"),
+        ((torch.tensor([1]), torch.ones(1, 4).to_sparse()), "values of rows"),
+        ((torch.tensor([1], device="meta"), torch.ones(1, 4)), "ids"),
+        ((torch.tensor([1]), torch.ones(1, 4, device="meta")), "gradient"),
+        (([1], torch.ones(1, 4)), "ids of rows"),
+    ],
+)
+def test_rows_of_a_wrong_kind_are_refused_by_name(pair: Any, names: str) -> None:
+    weight = nn.Parameter(torch.ones(3, 4))
+    with pytest.raises((TypeError, ValueError), match=names):
+        LazyAdam([weight]).step(rows={weight: pair})
+    with pytest.raises(TypeError, match="rows is a list"):
+        LazyAdam([weight]).step(rows=[pair])  # type: ignore[arg-type]
+    assert torch.equal(weight, torch.ones(3, 4))
+
+
+def test_values_and_ids_that_are_negated_views_keep_their_sign() -> None:
+    values, ids = torch.tensor([[1.0], [-2.0]]), torch.tensor([1, 0])
+    results = []
+    for change in (lambda tensor: tensor, lambda tensor: torch._neg_view(-tensor)):
+        weight = table(1.0, 2.0, 3.0)
+        optimizer = LazyAdam([weight])
+        optimizer.step(rows={weight: (change(ids), change(values))})
+        results.append(column(weight))
+    assert results[0] == results[1] != [1.0, 2.0, 3.0]
 
 
 def test_gradients_that_do_not_fit_are_refused_before_any_write() -> None:
@@ -576,7 +631,7 @@ print("only named rows")
 """
 
 
-def test_case_51_no_other_row_is_touched() -> None:
+def test_case_o51_no_other_row_is_touched() -> None:
     """The work does not grow with the table: a single read in a page of 10 million rows that holds no named row would
     end the process."""
     code = FORBIDDEN.format(tests=str(Path(__file__).parent))

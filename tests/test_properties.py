@@ -204,8 +204,9 @@ def wrong_tensors(like: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     if like.dim() > 0:
         yield "sparse", plain.to_sparse()
-    if like.numel() > 1:
+    if like.numel() > 0:
         yield "meta", torch.empty(like.shape, dtype=like.dtype, device="meta")
+    if like.numel() > 1:
         released = plain.clone()
         released.untyped_storage().resize_(0)
         yield "released", released
@@ -268,6 +269,52 @@ def test_a_lazily_negated_tensor_works_or_is_refused_by_name(spec: OpSpec) -> No
         else:
             wanted = operators.tensors_of(spec.function(**expected))
             assert all(map(same_bits, wanted, (t.resolve_neg() for t in operators.tensors_of(got)))), name
+
+
+def test_vmap_over_an_operator_that_writes_is_refused_by_name(spec: OpSpec) -> None:
+    """It has no memory of one call to write to."""
+    if not spec.in_place:
+        return
+    arguments = next(a for a in samples_with_many_elements(spec) if isinstance(a["var"], Tensor))
+    named = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.numel() > 1]
+    given = {name: torch.stack([arguments[name]] * 2) for name in named}
+    with pytest.raises(TypeError, match=f"({'|'.join(named)}) is a tensor that torch.func.vmap"):
+        torch.func.vmap(lambda changed: spec.function(**{**arguments, **changed}))(given)
+
+
+#: Calls whose tensors have one element, where torch lets them lie on several devices.
+ONE_ELEMENT: dict[str, dict[str, Any]] = {
+    "add_rms_norm_dynamic_quant": {"x1": torch.ones(1, 1), "x2": torch.ones(1, 1), "gamma": torch.ones(1)},
+    "apply_adam_w_quant": {
+        "var": torch.ones(1), "grad": torch.ones(1), "m": torch.zeros(1), "v": torch.zeros(1),
+        "qmap_m": torch.linspace(-1, 1, 256), "qmap_v": torch.linspace(0, 1, 256),
+        "absmax_m": torch.zeros(0), "absmax_v": torch.zeros(0), "step": 1, "lr": 0.1,
+    },
+    "apply_fused_ema_adamw": {**{name: torch.ones(1) for name in ("grad", "var", "m", "v", "s")}, "step": 1},
+    "lazy_adam": {
+        "gradient": torch.ones(1, 1), "indices": torch.tensor([0]),
+        **{name: torch.ones(1, 1) for name in ("m", "v", "var")}, "lr": torch.tensor(0.1),
+    },
+    "quant_grouped_matmul_dequant": {
+        "x": torch.ones(1, 1), "weight": torch.ones(1, 1, 1, dtype=torch.int8),
+        "weight_scale": torch.ones(1, 1), "group_list": torch.tensor([1]),
+    },
+    "quant_matmul_dequant": {
+        "x": torch.ones(1, 1), "weight": torch.ones(1, 1, dtype=torch.int8), "weight_scale": torch.ones(1),
+    },
+}  # fmt: skip
+
+
+def test_one_element_on_meta_among_others_is_refused(spec: OpSpec) -> None:
+    """Instead of a call of the shapes alone, whose results would be memory of no values."""
+    arguments = ONE_ELEMENT[spec.name]
+    spec.function(**clone_with_storage(arguments))
+    names = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.numel() == 1]
+    for name in names[1:]:
+        given = clone_with_storage(arguments)
+        with pytest.raises(ValueError, match="lies on"):
+            spec.function(**{**given, name: torch.empty_like(given[name], device="meta")})
+        assert whole_memory_equal(arguments, given)
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

@@ -94,7 +94,7 @@ def test_several_threads_work_on_the_groups_of_large_calls(target: str) -> None:
                 torch.set_num_threads(threads)
                 assert same_bits(op(**call), expected)
                 packed = pack_weight(call["weight"], call["weight_scale"])
-                assert same_bits(op(call["x"], packed, None, call["group_list"]), expected)
+                assert same_bits(op(call["x"], packed, group_list=call["group_list"]), expected)
     torch.set_num_threads(before)
 
 
@@ -230,7 +230,24 @@ def test_every_layout_gives_the_same(target: str) -> None:
             pack_weight(blocks, scale, layout="nz", shape=(70, 130)),
             pack_weight(k_blocks, scale, layout="nz", transpose_weight=False, shape=(70, 130)),
         ):
-            assert torch.equal(op(x, packed, None, ends), expected)
+            assert torch.equal(op(x, packed, group_list=ends), expected)
+
+
+def test_a_packed_weight_brings_its_scales_along() -> None:
+    """They may be left out, as in the plain operator, and give way to others that are given. The ends are required."""
+    given = problem()
+    x, weight, scale, ends = (given[name] for name in ("x", "weight", "weight_scale", "group_list"))
+    packed = pack_weight(weight, scale)
+    expected = op(x, weight, scale, ends)
+    for same in (op(x, packed, group_list=ends), op(x, packed, None, ends), op(x, packed, scale, ends)):
+        assert torch.equal(same, expected)
+    assert torch.equal(op(x, packed, scale * 2, ends), op(x, weight, scale * 2, ends))
+    with pytest.raises(TypeError, match="group_list is a NoneType; accepted: a tensor"):
+        op(x, packed)
+    with pytest.raises(TypeError, match="weight_scale is a NoneType"):
+        op(x, weight, group_list=ends)
+    with pytest.raises(TypeError, match="weight_scale is a NoneType"):
+        op(x, pack_weight(weight), group_list=ends)
 
 
 def test_smooth_scales_of_all_groups_or_of_each() -> None:
@@ -277,8 +294,8 @@ def test_a_mixture_of_experts_layer() -> None:
 
     order = chosen.flatten().argsort(stable=True)
     ends = torch.bincount(chosen.flatten(), minlength=experts).cumsum(0)
-    rows = op(x[order // top], quantized(up), None, ends)
-    rows = op(torch.nn.functional.silu(rows), quantized(down), None, ends)
+    rows = op(x[order // top], quantized(up), group_list=ends)
+    rows = op(torch.nn.functional.silu(rows), quantized(down), group_list=ends)
     weighted = torch.zeros(tokens, hidden).index_add(0, order // top, rows * gates.flatten()[order, None])
     exact = torch.zeros(tokens, hidden, dtype=torch.float64)
     for token in range(tokens):
@@ -294,7 +311,7 @@ def test_one_graph_for_every_routing() -> None:
     given = problem()
     packed = pack_weight(given["weight"], given["weight_scale"])
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda x, ends: op(x, packed, None, ends), fullgraph=True, backend=counter)
+    compiled = torch.compile(lambda x, ends: op(x, packed, group_list=ends), fullgraph=True, backend=counter)
     for ends in (ENDS, torch.tensor([97] * 6), torch.tensor([0, 0, 0, 0, 0, 5])):
-        assert torch.equal(compiled(given["x"], ends), op(given["x"], packed, None, ends))
+        assert torch.equal(compiled(given["x"], ends), op(given["x"], packed, group_list=ends))
     assert counter.frame_count == 1

@@ -106,7 +106,7 @@ def is_exact(x: Tensor, weight: Any, acc: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 1027, 131071])
-def test_qmd_case_16_and_26_exact_against_int64(target: str, k: int) -> None:
+def test_case_q16_q26_exact_against_int64(target: str, k: int) -> None:
     m, n = (3, 17) if k == 131071 else (13, 67)
     x, weight = codes(m, k), codes(n, k, seed=1)
     x[0], x[1] = -128, 127
@@ -119,7 +119,7 @@ def test_qmd_case_16_and_26_exact_against_int64(target: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("value, expected", [(127, 1_032_256), (-128, 1_048_576)])
-def test_qmd_case_16_all_extremes_of_k_64(target: str, value: int, expected: int) -> None:
+def test_case_q16_all_extremes_of_k_64(target: str, value: int, expected: int) -> None:
     """Where products of bytes are added in 16 bits, 127 saturates to 8 160."""
     x, weight = torch.full((7, 64), value, dtype=INT8), torch.full((33, 64), value, dtype=INT8)
     with _core.target(target):
@@ -129,14 +129,14 @@ def test_qmd_case_16_all_extremes_of_k_64(target: str, value: int, expected: int
     assert (quantized == expected / 2).all()
 
 
-def test_qmd_case_18_full_range_in_a_k_of_4(target: str) -> None:
+def test_case_q18_full_range_in_a_k_of_4(target: str) -> None:
     x = torch.tensor([[-128, 127, -1, 0], [127, -128, 1, 64], [0, 0, -128, 127], [-128] * 4], dtype=INT8)
     weight = torch.tensor([[127, 127, -128, -128], [-128, 127, 5, -7], [1, -1, 1, -1], [-128] * 4], dtype=INT8)
     with _core.target(target):
         is_exact(x, weight, x.numpy().astype(np.int64) @ weight.numpy().astype(np.int64).T)
 
 
-def test_qmd_case_21_ones_and_distinct_scales(target: str) -> None:
+def test_case_q21_ones_and_distinct_scales(target: str) -> None:
     ones = torch.ones(128, 128)
     with _core.target(target):
         assert (op(ones, ones.to(INT8), torch.ones(128), x_scale=ones[0]) == 128).all()
@@ -160,7 +160,7 @@ def test_bias_is_added_in_64_bits(target: str) -> None:
 
 
 @pytest.mark.parametrize("k", [7, 300])
-def test_qmd_case_24_a_row_alone_has_the_same_bits(target: str, k: int) -> None:
+def test_case_q24_a_row_alone_has_the_same_bits(target: str, k: int) -> None:
     x, weight, scale = normal(45, k), codes(130, k), normal(130).abs()
     packed, bias = pack_weight(weight, scale), torch.arange(130, dtype=torch.int32)
     with _core.target(target):
@@ -172,7 +172,7 @@ def test_qmd_case_24_a_row_alone_has_the_same_bits(target: str, k: int) -> None:
 
 @EVERY_WAY
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float32])
-def test_qmd_case_1_a_zero_row_is_zero_and_changes_no_other(dtype: torch.dtype, backend: str) -> None:
+def test_case_q1_a_zero_row_is_zero_and_changes_no_other(dtype: torch.dtype, backend: str) -> None:
     x, weight, scale = normal(4, 64, dtype=dtype), codes(24, 64), -normal(24).abs()
     with anyfuse.backend(backend):
         expected = op(x, weight, scale)
@@ -204,7 +204,7 @@ def test_non_finite_values_stay_in_their_row(bad: float, backend: str) -> None:
 # ---- scales ----
 
 
-def test_qmd_case_3_a_scale_below_fp16_keeps_the_ratios() -> None:
+def test_case_q3_a_scale_below_fp16_keeps_the_ratios() -> None:
     x = torch.zeros(1, 32, dtype=HALF)
     x[0, :3] = torch.tensor([2e-6, 1e-6, -5e-7])
     q, scale = quantize_rows(x, None, None, "formula")
@@ -214,7 +214,7 @@ def test_qmd_case_3_a_scale_below_fp16_keeps_the_ratios() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_qmd_case_4_no_floor_under_the_scale(dtype: torch.dtype, target: str) -> None:
+def test_case_q4_no_floor_under_the_scale(dtype: torch.dtype, target: str) -> None:
     x = torch.zeros(1, 16, dtype=dtype)
     x[0, :2] = torch.tensor([1e-6, -5e-7])
     with _core.target(target):
@@ -224,7 +224,7 @@ def test_qmd_case_4_no_floor_under_the_scale(dtype: torch.dtype, target: str) ->
 
 
 @EVERY_WAY
-def test_qmd_case_8_values_out_of_range_saturate(backend: str) -> None:
+def test_case_q8_values_out_of_range_saturate(backend: str) -> None:
     x = torch.tensor([[math.inf, 0.0], [-math.inf, 0.0], [1e4, 0.0], [-1e4, 0.0]])
     with anyfuse.backend(backend):
         out = op(x, torch.tensor([[1, 0]], dtype=INT8), torch.ones(1), x_scale=torch.ones(1), quant_mode="pertensor")
@@ -232,7 +232,7 @@ def test_qmd_case_8_values_out_of_range_saturate(backend: str) -> None:
 
 
 @EVERY_WAY
-def test_qmd_case_9_smooth_scales_of_zero_and_infinity(backend: str) -> None:
+def test_case_q9_smooth_scales_of_zero_and_infinity(backend: str) -> None:
     x, weight, scale, smooth = normal(3, 16), codes(8, 16), torch.ones(8), torch.ones(16)
     x[1, 3] = 0
     without = x.clone()
@@ -247,7 +247,7 @@ def test_qmd_case_9_smooth_scales_of_zero_and_infinity(backend: str) -> None:
 
 
 @EVERY_WAY
-def test_qmd_case_12_codes_round_half_to_even(backend: str) -> None:
+def test_case_q12_codes_round_half_to_even(backend: str) -> None:
     x = torch.tensor([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]])
     for k in (8, 9, 31, 64, 300):
         padded = torch.nn.functional.pad(x, (k - 8, 0))
@@ -257,13 +257,13 @@ def test_qmd_case_12_codes_round_half_to_even(backend: str) -> None:
 
 
 @EVERY_WAY
-def test_qmd_case_22_the_weight_scale_comes_before_the_cast(backend: str) -> None:
+def test_case_q22_the_weight_scale_comes_before_the_cast(backend: str) -> None:
     x, weight = torch.full((2, 64), 127.0, dtype=HALF), torch.full((16, 64), 127, dtype=INT8)
     with anyfuse.backend(backend):
         assert (op(x, weight, torch.full((16,), 0.01)) == 10320).all()  # 10322.56; the sum alone overflows fp16
 
 
-def test_qmd_case_30_scales_of_rows_are_never_taken_for_columns() -> None:
+def test_case_q30_scales_of_rows_are_never_taken_for_columns() -> None:
     x, weight, scale = normal(8, 32), codes(8, 32), torch.arange(1.0, 9) / 100
     x_scale = torch.arange(1.0, 9) / 50
     expected = op(x, weight, scale, x_scale=x_scale)
@@ -278,7 +278,7 @@ def test_qmd_case_30_scales_of_rows_are_never_taken_for_columns() -> None:
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16, torch.float64, torch.int32])
-def test_qmd_case_32_weight_scales_of_another_dtype(dtype: torch.dtype) -> None:
+def test_case_q32_weight_scales_of_another_dtype(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=r"weight_scale has dtype .*; accepted: float32, int64"):
         op(normal(2, 16), codes(8, 16), torch.ones(8).to(dtype))
 
@@ -319,7 +319,7 @@ def test_a_norm_hands_its_codes_and_scales_over() -> None:
     assert torch.equal(out.reshape(6, 24), flat)
 
 
-def test_qmd_case_15_sixty_layers_stay_close_to_float64() -> None:
+def test_case_q15_sixty_layers_stay_close_to_float64() -> None:
     """Each layer: norm of the residual, quantized, times a weight, added. Drift would pile up."""
     size, layers, rows = 256, 60, 4
     x, exact = normal(rows, size, dtype=torch.bfloat16), normal(rows, size, dtype=torch.bfloat16).double()
@@ -340,7 +340,7 @@ def test_qmd_case_15_sixty_layers_stay_close_to_float64() -> None:
 
 @pytest.mark.parametrize("m, n, k", [(0, 8, 16), (3, 0, 16), (3, 8, 0), (0, 0, 0)])
 @EVERY_WAY
-def test_qmd_case_27_empty(m: int, n: int, k: int, backend: str) -> None:
+def test_case_q27_empty(m: int, n: int, k: int, backend: str) -> None:
     with anyfuse.backend(backend):
         for weight in (codes(n, k), pack_weight(codes(n, k))):
             out = op(torch.ones(m, k, dtype=HALF), weight, torch.ones(n))
@@ -350,7 +350,7 @@ def test_qmd_case_27_empty(m: int, n: int, k: int, backend: str) -> None:
     assert (static == 6).all()
 
 
-def test_qmd_case_28_any_strides() -> None:
+def test_case_q28_any_strides() -> None:
     big, weight, scale = normal(16, 200), codes(24, 64), torch.rand(48)[::2]
     smooth = normal(128).abs()[::2]
     for x in (big[:, :64], big[::2, 10:138:2], big.t()[:64].t(), big[:1, :64].expand(5, 64)):
@@ -360,7 +360,7 @@ def test_qmd_case_28_any_strides() -> None:
             assert out.is_contiguous() and torch.equal(out, expected)
 
 
-def test_qmd_case_31_the_orientation_of_a_square_weight() -> None:
+def test_case_q31_the_orientation_of_a_square_weight() -> None:
     x, weight, scale = normal(5, 64), codes(64, 64), torch.rand(64)
     out = op(x, weight, scale)
     assert torch.equal(op(x, weight.t(), scale, transpose_weight=False), out)
@@ -369,7 +369,7 @@ def test_qmd_case_31_the_orientation_of_a_square_weight() -> None:
         op(x, codes(64, 32), torch.ones(32))
 
 
-def test_qmd_case_34_every_layout_gives_the_same_and_padding_is_not_used(target: str) -> None:
+def test_case_q34_every_layout_gives_the_same_and_padding_is_not_used(target: str) -> None:
     for n, k in ((40, 48), (17, 33), (70, 300), (1, 1)):
         x, weight, scale = normal(7, k), codes(n, k), torch.rand(n)
         garbage = torch.full((-(-n // 32) * 32, -(-k // 32) * 32), 127, dtype=INT8)
@@ -409,7 +409,7 @@ def test_rows_taken_in_ranges_give_the_same(target: str) -> None:
 # ---- graph mode, targets ----
 
 
-def test_qmd_case_46_one_graph_for_every_batch_size() -> None:
+def test_case_q46_one_graph_for_every_batch_size() -> None:
     torch._dynamo.reset()
     packed = pack_weight(codes(200, 40), torch.rand(200))  # 13 panels: no size that a batch has too
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

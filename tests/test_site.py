@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import logging
 import re
 import sys
 from html.parser import HTMLParser
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from pages import built_site
 
 from anyfuse._opspec import REGISTRY, OpSpec
 
@@ -24,17 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `mkdocs build --strict` does."""
-    folder = tmp_path_factory.mktemp("site")
-    from mkdocs.commands.build import build
-    from mkdocs.config import load_config
-
-    level = logging.getLogger("mkdocs").level
-    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder))
-    config.plugins.on_startup(command="build", dirty=False)
-    build(config)
-    logging.getLogger("mkdocs").setLevel(level)
-    return folder
+    return built_site(tmp_path_factory.mktemp("site"))
 
 
 class Page(HTMLParser):
@@ -70,6 +60,21 @@ def test_site_leads_nowhere_wrong(site: Path) -> None:
             assert file.exists(), f"{path.name}: {target}"
             if anchor and file in pages and not anchor.startswith("__"):
                 assert anchor in pages[file].anchors, f"{path.name}: {target}"
+
+
+def test_links_to_files_with_a_page_lead_to_it(site: Path) -> None:
+    """Links of the repository's pages that leave docs: to an operator, a module, the benchmarks; others are words."""
+    for page, target in (
+        ("tutorials/8bit-training.html", "../operators/apply_adam_w_quant.html"),
+        ("tutorials/aclnn-c.html", "../reference/anyfuse.aclnn.html"),
+        ("index.html", "operators/index.html"),
+        ("index.html", "benchmarks.html"),
+    ):
+        assert target in Page(site / page).links
+    for path in site.rglob("*.html"):
+        assert not [link for link in Page(path).links if re.match(r"[./]*(?:src|tests|csrc|examples)/", link)], (
+            path.name
+        )
 
 
 def test_site_loads_nothing_from_elsewhere(site: Path) -> None:

@@ -175,6 +175,12 @@ Call &Call::add(const char *name, Role role, const aclTensor *handle) {
   return *this;
 }
 
+void Call::read_as_blocks(size_t position, int64_t rank) {
+  Tensor &tensor = arguments_[position].tensor;
+  tensor.format = ACL_FORMAT_FRACTAL_NZ;
+  if (tensor.rank() == rank) tensor.storage = tensor.shape;
+}
+
 aclnnStatus Call::begin() const {
   if (require_initialized(op_) != ACL_SUCCESS) return ACLNN_ERR_RUNTIME_ERROR;
   if (workspace_size_ == nullptr) return fail(ACLNN_ERR_PARAM_NULLPTR, "%s: workspaceSize is null", op_);

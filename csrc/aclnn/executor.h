@@ -64,6 +64,8 @@ class Call {
   size_t count() const { return arguments_.size(); }
   // An output that the call does not produce: its memory is not touched.
   void leave_alone(size_t position) { arguments_[position].present = false; }
+  // The tensor is in blocks whatever its format says: its shape, if that has so many dimensions, or its storage.
+  void read_as_blocks(size_t position, int64_t rank);
 
   // The runtime is up and the result pointers are there: the first check of every phase 1.
   aclnnStatus begin() const;

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import site_figures
+import site_links
 import site_pages
 from mkdocs.structure.files import File, Files
-
-#: Pages that lie elsewhere in the repository.
-ELSEWHERE = {"benchmarks.md": "benchmarks/README.md", "contributing.md": "CONTRIBUTING.md"}
 
 
 def on_config(config: Any) -> Any:
@@ -28,10 +26,10 @@ def on_files(files: Files, config: Any) -> Files:
     written["reference/cli.md"] = site_pages.command_page()
     for path, text in written.items():
         files.append(File.generated(config, path, content=text))
-    for path, source in ELSEWHERE.items():
+    for path, source in site_links.ELSEWHERE.items():
         files.append(File.generated(config, path, abs_src_path=str(site_figures.ROOT / source)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return site_figures.filled(markdown, "en")
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    return site_links.on_site(site_figures.filled(markdown, "en"), page.file.src_uri)

@@ -1,7 +1,7 @@
 """Module docstrings of operators as Markdown, their formulas set as formulas.
 
 A docstring writes formulas in indented blocks, in the order of rounding, with remarks behind several spaces. Here each
-formula becomes a row: left side, equals sign, right side, remark.
+formula becomes a row: left side, equals sign, right side and remark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GREEK = {"beta": "β", "gamma": "γ", "epsilon": "ε", "eps": "ε"}
 _NAME = re.compile(r"\b(beta|gamma|epsilon|eps)(?=[0-9_]|\b)")
 _POWER = re.compile(r"\^(\([^()]*\)|\w+)")
 _SUBSCRIPT = re.compile(r"(?<=[A-Za-zβγε])(?:_([a-z])|([12]))\b")
-_MINUS = re.compile(r"(?<![\w)′])-(?=[\w(])")
+_MINUS = re.compile(r"(?<![\w)′])-(?=[\w(]|\.\d)")
 
 
 def markdown(docstring: str, code: bool = False) -> str:
@@ -64,8 +64,8 @@ def _rows(line: str) -> list[str]:
         else:
             rows.append(("", "", part))
     return [
-        f"<tr><td>{typeset(left)}</td><td>{'=' if left else ''}</td><td>{typeset(right)}</td>"
-        f"<td>{typeset(remark)}</td></tr>"
+        f"<tr><td>{typeset(left)}</td><td>{'=' if left else ''}</td><td>{typeset(right)}"
+        f"{f' <small>{typeset(remark)}</small>' if remark else ''}</td></tr>"
         for left, right, remark in rows
     ]
 

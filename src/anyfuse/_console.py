@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
@@ -11,6 +13,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -55,11 +58,36 @@ def progress(totals: Mapping[str, int | None], hidden: bool, each: int | None = 
 
 
 def table(title: str, *columns: str, numbers: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:
-    """A table in the one style of all commands; columns in `numbers` are aligned right, those in `wrap` break lines."""
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    """A table in the one style of all commands; columns in `numbers` are aligned right, those in `wrap` break lines.
+    The title is plain text: it may name a folder."""
+    result = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
-        result.add_column(name, justify="right" if name in numbers else "left", no_wrap=name not in wrap)
+        result.add_column(
+            name, justify="right" if name in numbers else "left", no_wrap=name not in wrap, overflow="fold"
+        )
     return result
+
+
+def show(lines: Table, console: Console | None = None) -> None:
+    """Prints a table. Where the terminal is too narrow for its cells, it breaks the lines; no figure is cut short."""
+    console = console or Console()
+    width, wide = console.width, console.options.update(width=10_000)
+    for column in lines.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(console.measure(cell, options=wide).maximum for cell in cells)
+    console.width = max(width, console.measure(lines, options=wide).minimum)
+    try:
+        console.print(lines)
+    finally:
+        console.width = width
+
+
+def plain_output() -> None:
+    """Lets stdout and stderr write "?" for what their encoding lacks: a report is not lost for a sign."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def short(count: int) -> str:

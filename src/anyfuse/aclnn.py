@@ -228,6 +228,9 @@ class Arguments:
         if not isinstance(value, accepted) or (kind != "bool" and isinstance(value, bool)):
             names = " or ".join(python.__name__ for python in accepted)
             raise TypeError(f"{name} is a {type(value).__name__}; accepted: {names}")
+        bits = 1023 if kind == "double" else 63
+        if isinstance(value, int) and not -(2**bits) <= value < 2**bits:
+            raise ValueError(f"{name} is beyond {bits} bits; accepted: numbers within")
         self.words.append(word(value))
 
     def add_text(self, name: str, value: Any) -> None:
@@ -249,6 +252,8 @@ def _layout(name: str, data: Tensor | np.ndarray, written: bool) -> tuple[list[i
     if isinstance(data, Tensor):
         if data.device.type != "cpu" or data.layout is not torch.strided:
             raise ValueError(f"{name} is on {data.device} in layout {data.layout}; accepted: dense tensors on the CPU")
+        if data.is_neg() or data.is_conj():
+            raise ValueError(f"{name} is a lazily negated or conjugated view; accepted: its values (torch.resolve_neg)")
         if written and data.requires_grad and data.is_leaf and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient and would be written to; accepted under torch.no_grad()")
         dtype = str(data.dtype).removeprefix("torch.")
@@ -258,6 +263,8 @@ def _layout(name: str, data: Tensor | np.ndarray, written: bool) -> tuple[list[i
             raise ValueError(f"{name} is a read-only array; accepted: an array that can be written to")
         if any(stride % data.itemsize for stride in data.strides):
             raise ValueError(f"{name} has strides {data.strides}; accepted: multiples of its {data.itemsize} bytes")
+        if not data.dtype.isnative:
+            raise TypeError(f"{name} has dtype {data.dtype.str}; accepted: this machine's byte order")
         dtype = data.dtype.name
         shape, address = list(data.shape), data.ctypes.data
         strides = [stride // data.itemsize for stride in data.strides]
@@ -377,6 +384,16 @@ aclnnQuantMatmulDequantGetWorkspaceSize, aclnnQuantMatmulDequant = _two_phases(
     "aclnnQuantMatmulDequant",
     "tensor x, tensor weight, tensor weightScale, tensor biasOptional, tensor xScaleOptional, tensor xOffsetOptional, "
     "tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
+)
+aclnnQuantGroupedMatmulDequantGetWorkspaceSize, aclnnQuantGroupedMatmulDequant = _two_phases(
+    "aclnnQuantGroupedMatmulDequant",
+    "tensor x, tensor weight, tensor weightScale, tensor groupList, tensor biasOptional, tensor xScaleOptional, "
+    "tensor xOffsetOptional, tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
+)
+aclnnQuantGroupedMatmulDequantWeightNZGetWorkspaceSize, aclnnQuantGroupedMatmulDequantWeightNZ = _two_phases(
+    "aclnnQuantGroupedMatmulDequantWeightNZ",
+    "tensor x, tensor weight, tensor weightScale, tensor groupList, tensor biasOptional, tensor xScaleOptional, "
+    "tensor xOffsetOptional, tensor smoothScaleOptional, char* xQuantMode, bool transposeWeight, tensor out",
 )
 aclnnAddRmsNormDynamicQuantGetWorkspaceSize, aclnnAddRmsNormDynamicQuant = _two_phases(
     "aclnnAddRmsNormDynamicQuant",

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import anyfuse
 
 from ._complete import products
-from ._console import Json, print_json, table
+from ._console import Json, plain_output, print_json, show, table
 from ._machine import machine, words
 from ._opspec import REGISTRY
 from ._soc import PRODUCTS, limits_on
@@ -105,9 +104,11 @@ def info(
         print_json(facts)
         return
     lines = Table(show_header=False, box=None)
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
     for name, value in facts.items():
         lines.add_row(name.replace("_", " "), words(value))
-    Console().print(lines)
+    show(lines)
 
 
 def show_product(name: str, json_: bool) -> None:
@@ -123,7 +124,7 @@ def show_product(name: str, json_: bool) -> None:
         for i, (argument, accepted) in enumerate((rules or {}).items()):
             lines.add_row("" if i else operator, argument, accepted)
         lines.add_section()
-    Console().print(lines)
+    show(lines)
 
 
 app.command()(bench)
@@ -131,6 +132,7 @@ app.command()(bench)
 
 def main() -> None:
     """Runs the command; an error is one line on stderr and exit status 2, unless --debug asks for its traceback."""
+    plain_output()
     try:
         app(prog_name="anyfuse")
     except Exception as error:

@@ -40,7 +40,7 @@ def run(
     $ anyfuse run train.py --epochs 3
     $ anyfuse run --device cuda serve.py
 
-    Exit status: the script's, 1 after its traceback, 2 an error or wrong usage.
+    Exit status: the script's, 1 after its traceback (130 after Ctrl-C), 2 an error or wrong usage.
     """
     try:
         execute(str(script), arguments or [], device)
@@ -51,7 +51,7 @@ def run(
         if traceback is None and not isinstance(error, SyntaxError):
             raise  # not the script's: the command was refused
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
-        raise SystemExit(1) from None
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 
 def _from_script(traceback: TracebackType | None, script: str) -> TracebackType | None:

@@ -8,6 +8,8 @@
 #include <aclnnop/aclnn_add_rms_norm_dynamic_quant_v2.h>
 #include <aclnnop/aclnn_apply_adam_w_quant.h>
 #include <aclnnop/aclnn_apply_fused_ema_adam.h>
+#include <aclnnop/aclnn_quant_grouped_matmul_dequant.h>
+#include <aclnnop/aclnn_quant_grouped_matmul_dequant_weight_nz.h>
 #include <aclnnop/aclnn_quant_matmul_dequant.h>
 #include <aclnnop/aclnn_trans_matmul_weight.h>
 #include <math.h>
@@ -392,6 +394,43 @@ static void matmul(void) {
   drop(x), drop(weight), drop(scale), drop(out);
 }
 
+/* Two groups of one row, and a row of padding; weights in ND, then the same in blocks. */
+static void grouped_matmul(int blocks) {
+  enum { GROUPS = 2, M = 3, N = 16, K = 32 };
+  const int64_t nd[3] = {GROUPS, N, K}, nz[5] = {GROUPS, 1, 1, N, K}, ends[GROUPS] = {1, 2};
+  aclFloat16 x_values[M * K], results[M * N];
+  int8_t weights[GROUPS * N * K];
+  float scales[GROUPS * N];
+  char mode[] = "pertoken";
+  uint64_t size = 1;
+  aclOpExecutor *executor = NULL;
+  aclTensor *weight;
+  Box x, memory, scale, list, out;
+  int i;
+  for (i = 0; i < M * K; ++i) x_values[i] = aclFloatToFloat16(1);
+  for (i = 0; i < GROUPS * N * K; ++i) weights[i] = (int8_t)(i / K); /* one block holds rows as they lie */
+  for (i = 0; i < GROUPS * N; ++i) scales[i] = 1;
+  x = make(ACL_FLOAT16, M, K, x_values);
+  memory = make(ACL_INT8, GROUPS * N, K, weights);
+  scale = make(ACL_FLOAT, GROUPS, N, scales);
+  list = make(ACL_INT64, 0, GROUPS, ends);
+  out = make(ACL_FLOAT16, M, N, NULL);
+  weight = blocks ? aclCreateTensor(nz, 5, ACL_INT8, NULL, 0, ACL_FORMAT_ND, nz, 5, memory.data)
+                  : aclCreateTensor(nd, 3, ACL_INT8, NULL, 0, ACL_FORMAT_ND, nd, 3, memory.data);
+  if (blocks)
+    OK_(aclnnQuantGroupedMatmulDequantWeightNZGetWorkspaceSize(x.tensor, weight, scale.tensor, list.tensor, NULL, NULL,
+                                                               NULL, NULL, mode, true, out.tensor, &size, &executor));
+  else
+    OK_(aclnnQuantGroupedMatmulDequantGetWorkspaceSize(x.tensor, weight, scale.tensor, list.tensor, NULL, NULL, NULL,
+                                                       NULL, mode, true, out.tensor, &size, &executor));
+  run(blocks ? aclnnQuantGroupedMatmulDequantWeightNZ : aclnnQuantGroupedMatmulDequant, size, executor);
+  OK_(aclrtMemcpy(results, sizeof results, out.data, out.bytes, ACL_MEMCPY_DEVICE_TO_HOST));
+  for (i = 0; i < GROUPS * N; ++i) CHECK(aclFloat16ToFloat(results[i]) == (float)(K * i));
+  for (; i < M * N; ++i) CHECK(results[i] == 0);
+  OK_(aclDestroyTensor(weight));
+  drop(x), drop(memory), drop(scale), drop(list), drop(out);
+}
+
 int main(void) {
   CHECK(OK == 0);
   OK_(aclInit(NULL));
@@ -408,6 +447,8 @@ int main(void) {
   norm(1);
   norm(2);
   matmul();
+  grouped_matmul(0);
+  grouped_matmul(1);
   OK_(aclrtDestroyStream(stream));
   OK_(aclrtResetDevice(0));
   OK_(aclrtSetDevice(0));

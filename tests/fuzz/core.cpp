@@ -2,6 +2,7 @@
 // sanitizer sees the first byte beyond. Whatever the bytes say, the operator answers with a status.
 #include <anyfuse.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -167,8 +168,25 @@ void lazy(Bytes &in) {
   anyfuse_lazy_adam(&p);
 }
 
-void matmul(Bytes &in) {
+// Ends of groups, mostly ascending and at most m.
+int64_t *group_list(Bytes &in, int64_t groups, int64_t m) {
+  auto *ends = static_cast<int64_t *>(in.memory(groups * 8));
+  for (int64_t i = 0, end = 0; ends != nullptr && i < groups; ++i) {
+    end = std::min(m, end + in.below(9));
+    ends[i] = in.one_in(64) ? in.pick<int64_t>({-1, m + 1, INT64_MIN, INT64_MAX}) : end;
+  }
+  return ends;
+}
+
+void matmul(Bytes &in, bool grouped) {
   anyfuse_quant_matmul_dequant_params p = {};
+  anyfuse_quant_grouped_matmul_dequant_params all = {};
+  if (grouped) {
+    all.size = in.one_in(64) ? (in.room = 32, static_cast<size_t>(in.below(sizeof all / 8) * 8)) : sizeof all;
+    all.groups = in.one_in(32) ? -1 : in.below(6);
+    all.own_smooth_scale = in.small();
+  }
+  const int64_t groups = !grouped ? 1 : all.groups < 0 ? 0 : all.groups;
   common(in, p);
   p.m = in.one_in(32) ? -1 : in.below(20), p.n = in.one_in(32) ? -1 : in.below(70);
   p.k = in.one_in(32) ? in.pick<int64_t>({-1, 131072, INT64_MAX}) : in.below(200);
@@ -183,13 +201,20 @@ void matmul(Bytes &in) {
   const int64_t weights[] = {n * k, n * k, up(k, 32) * up(n, 16), up(n, 32) * up(k, 16), up(n, 16) * up(k, 4)};
   p.x = in.memory(m * k * width(p.x_dtype));
   // a layout that does not exist is 0 to a struct that ends before it
-  p.weight = in.memory(weights[p.weight_layout >= 0 && p.weight_layout < 5 ? p.weight_layout : 0]);
-  p.weight_scale = in.memory(n * width(p.weight_scale_dtype));
-  if (in.byte() & 1) p.bias = static_cast<int32_t *>(in.memory(n * 4));
+  p.weight = in.memory(groups * weights[p.weight_layout >= 0 && p.weight_layout < 5 ? p.weight_layout : 0]);
+  p.weight_scale = in.memory(groups * n * width(p.weight_scale_dtype));
+  if (in.byte() & 1) p.bias = static_cast<int32_t *>(in.memory(groups * n * 4));
   if (in.byte() & 1) p.x_scale = in.memory((p.quant_mode == ANYFUSE_PER_TENSOR ? 1 : m) * width(p.x_scale_dtype));
-  if (in.byte() & 1) p.smooth_scale = in.memory(k * width(p.smooth_scale_dtype));
+  const int64_t smooth = k * (all.own_smooth_scale != 0 ? groups : 1);
+  if (in.byte() & 1) p.smooth_scale = in.memory(smooth * width(p.smooth_scale_dtype));
   p.out = in.memory(m * n * width(p.out_dtype));
-  anyfuse_quant_matmul_dequant(&p);
+  if (!grouped) {
+    anyfuse_quant_matmul_dequant(&p);
+    return;
+  }
+  all.matmul = in.one_in(64) ? nullptr : &p;
+  all.group_list = group_list(in, groups, m);
+  anyfuse_quant_grouped_matmul_dequant(&all);
 }
 
 void adamw(Bytes &in) {
@@ -233,7 +258,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   Bytes in(data, size);
   static const char *const targets[] = {"base", "avx2", "avx512", "neon", "neon_dot", ""};
   anyfuse_target_set(targets[in.byte() % 6]);  // one that is not here leaves the choice as it was
-  switch (in.byte() % 5) {
+  switch (in.byte() % 6) {
     case 0:
       ema(in);
       break;
@@ -244,10 +269,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       lazy(in);
       break;
     case 3:
-      matmul(in);
+      matmul(in, false);
+      break;
+    case 4:
+      adamw(in);
       break;
     default:
-      adamw(in);
+      matmul(in, true);
   }
   return 0;
 }

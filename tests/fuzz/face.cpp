@@ -7,6 +7,8 @@
 #include <aclnnop/aclnn_apply_adam_w_quant.h>
 #include <aclnnop/aclnn_apply_fused_ema_adam.h>
 #include <aclnnop/aclnn_lazy_adam.h>
+#include <aclnnop/aclnn_quant_grouped_matmul_dequant.h>
+#include <aclnnop/aclnn_quant_grouped_matmul_dequant_weight_nz.h>
 #include <aclnnop/aclnn_quant_matmul_dequant.h>
 #include <aclnnop/aclnn_trans_matmul_weight.h>
 
@@ -49,14 +51,18 @@ class Tensors {
     return in_.one_in(2) ? make(std::move(shape), dtype) : nullptr;
   }
 
-  // In blocks, known by four dimensions or by those of its storage; or a plain matrix with room for the blocks.
-  aclTensor *matrix(int64_t rows, int64_t cols, aclDataType dtype) {
+  // In blocks, known by the dimensions of its shape or of its storage; or plain, with room for the blocks. `groups` of
+  // matrices, or one without such a dimension.
+  aclTensor *matrix(int64_t rows, int64_t cols, aclDataType dtype, std::vector<int64_t> groups = {}) {
     const int64_t wide = dtype == ACL_INT8 ? 32 : 16;
-    const std::vector<int64_t> plain = {rows, cols};
-    const std::vector<int64_t> blocks = {(cols + wide - 1) / wide, (rows + 15) / 16, 16, wide};
+    std::vector<int64_t> plain = groups, blocks = groups;
+    plain.insert(plain.end(), {rows, cols});
+    blocks.insert(blocks.end(), {(cols + wide - 1) / wide, (rows + 15) / 16, 16, wide});
     const std::vector<int64_t> &shape = in_.one_in(2) ? plain : blocks;
     const std::vector<int64_t> &storage = in_.one_in(2) ? plain : blocks;
-    void *memory = std::calloc(static_cast<size_t>(blocks[0] * blocks[1]) * 16 * 32 + 1, 1);
+    int64_t bytes = wide == 32 ? 1 : 2;
+    for (int64_t size : blocks) bytes *= size;
+    void *memory = std::calloc(static_cast<size_t>(bytes) + 1, 1);
     memory_.push_back(memory);
     aclTensor *tensor =
         aclCreateTensor(shape.data(), shape.size(), dtype, nullptr, 0, in_.pick({ACL_FORMAT_ND, ACL_FORMAT_FRACTAL_NZ}),
@@ -203,27 +209,65 @@ void ema(Bytes &in) {
   finish(code, aclnnApplyFusedEmaAdam, size, executor);
 }
 
+struct Matmul {
+  const aclTensor *x, *weight, *weight_scale, *group_list, *bias, *x_scale, *x_offset, *smooth;
+  aclTensor *out;
+  bool transpose;
+  char mode[16];
+};
+
+// `groups` is the dimension in front of what belongs to a group, or nothing.
+Matmul matmul_of(Bytes &in, Tensors &tensors, const std::vector<int64_t> &groups) {
+  const auto each = [&](std::vector<int64_t> dims) {
+    dims.insert(dims.begin(), groups.begin(), groups.end());
+    return dims;
+  };
+  Matmul c = {};
+  const int64_t m = in.byte() % 5, n = in.byte() % 40, k = in.byte() % 70;
+  c.transpose = !in.one_in(4);
+  const bool packed = in.one_in(4);
+  c.x = tensors.make({m, k}, in.floating());
+  const std::vector<int64_t> plain = c.transpose ? std::vector<int64_t>{n, k} : std::vector<int64_t>{k, n};
+  c.weight = in.one_in(2) ? tensors.make(each(plain), ACL_INT8) : tensors.matrix(plain[0], plain[1], ACL_INT8, groups);
+  c.weight_scale = tensors.make(each({n}), packed ? ACL_INT64 : ACL_FLOAT);
+  c.bias = tensors.maybe(each({n}), ACL_INT32);
+  c.x_scale = tensors.maybe({in.one_in(2) ? 1 : m}, packed ? ACL_FLOAT16 : ACL_FLOAT);
+  c.x_offset = in.one_in(16) ? tensors.make({m}, ACL_FLOAT) : nullptr;
+  c.smooth = tensors.maybe(!groups.empty() && in.one_in(4) ? each({k}) : std::vector<int64_t>{k}, in.floating());
+  c.out = tensors.make({m, n}, in.floating());
+  std::strcpy(c.mode, in.pick({"pertoken", "pertensor", "pertoken", "pertensor", "other", ""}));
+  if (!groups.empty()) c.group_list = tensors.make(groups, ACL_INT64);
+  return c;
+}
+
 void matmul(Bytes &in) {
   Tensors tensors(in);
-  const int64_t m = in.byte() % 5, n = in.byte() % 40, k = in.byte() % 70;
-  const bool transpose = !in.one_in(4), packed = in.one_in(4);
-  const aclTensor *x = tensors.make({m, k}, in.floating());
-  const std::vector<int64_t> plain = transpose ? std::vector<int64_t>{n, k} : std::vector<int64_t>{k, n};
-  const aclTensor *weight = in.one_in(2) ? tensors.make(plain, ACL_INT8) : tensors.matrix(plain[0], plain[1], ACL_INT8);
-  const aclTensor *weight_scale = tensors.make({n}, packed ? ACL_INT64 : ACL_FLOAT);
-  const aclTensor *bias = tensors.maybe({n}, ACL_INT32);
-  const aclTensor *x_scale = tensors.maybe({in.one_in(2) ? 1 : m}, packed ? ACL_FLOAT16 : ACL_FLOAT);
-  const aclTensor *x_offset = in.one_in(16) ? tensors.make({m}, ACL_FLOAT) : nullptr;
-  const aclTensor *smooth = tensors.maybe({k}, in.floating());
-  const aclTensor *out = tensors.make({m, n}, in.floating());
-  char mode[16];
-  std::strcpy(mode, in.pick({"pertoken", "pertensor", "pertoken", "pertensor", "other", ""}));
+  Matmul c = matmul_of(in, tensors, {});
   uint64_t size = 0;
   aclOpExecutor *executor = nullptr;
   const int code =
-      aclnnQuantMatmulDequantGetWorkspaceSize(x, weight, weight_scale, bias, x_scale, x_offset, smooth,
-                                              in.one_in(32) ? nullptr : mode, transpose, out, &size, &executor);
+      aclnnQuantMatmulDequantGetWorkspaceSize(c.x, c.weight, c.weight_scale, c.bias, c.x_scale, c.x_offset, c.smooth,
+                                              in.one_in(32) ? nullptr : c.mode, c.transpose, c.out, &size, &executor);
   finish(code, aclnnQuantMatmulDequant, size, executor);
+}
+
+template <typename Phase1, typename Phase2>
+void grouped(Bytes &in, Phase1 phase1, Phase2 phase2) {
+  Tensors tensors(in);
+  Matmul c = matmul_of(in, tensors, {in.byte() % 5});
+  uint64_t size = 0;
+  aclOpExecutor *executor = nullptr;
+  const int code = phase1(c.x, c.weight, c.weight_scale, c.group_list, c.bias, c.x_scale, c.x_offset, c.smooth,
+                          in.one_in(32) ? nullptr : c.mode, c.transpose, c.out, &size, &executor);
+  finish(code, phase2, size, executor);
+}
+
+void grouped_matmul(Bytes &in) {
+  grouped(in, aclnnQuantGroupedMatmulDequantGetWorkspaceSize, aclnnQuantGroupedMatmulDequant);
+}
+
+void grouped_matmul_nz(Bytes &in) {
+  grouped(in, aclnnQuantGroupedMatmulDequantWeightNZGetWorkspaceSize, aclnnQuantGroupedMatmulDequantWeightNZ);
 }
 
 void trans_weight(Bytes &in) {
@@ -254,7 +298,8 @@ extern "C" int LLVMFuzzerInitialize(int *, char ***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   Bytes in(data, size);
-  constexpr void (*calls[])(Bytes &) = {lazy_adam, norm, norm_v2, adamw, ema, matmul, trans_weight};
+  constexpr void (*calls[])(Bytes &) = {lazy_adam,    norm,           norm_v2,          adamw, ema, matmul,
+                                        trans_weight, grouped_matmul, grouped_matmul_nz};
   calls[in.byte() % (sizeof calls / sizeof *calls)](in);
   return 0;
 }

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._console import duration
+from .._console import show as show_table
 
 SCHEMA_NAME = "anyfuse-bench/1"
 
@@ -114,7 +115,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     for peer in result["peers"]:
         if peer["times"] is not None:
             table.add_row(peer["name"], *_line(peer["times"], None), f"{peer['ratio']['median']:.2f}")
-    console.print(table)
+    show_table(table, console)
     for peer in ({"name": "anyfuse", **result, "times": ours}, *result["peers"]):
         if peer["times"] is None:
             console.print(f"  [yellow]{peer['name']} {peer['status']}[/]")

@@ -53,7 +53,7 @@ def demo(
         console = Console()
         report.print_report(result, console)
         written = [str(out / name) for name in (PICTURE, FIGURES) if name == FIGURES or drawable]
-        console.print(f"\nWritten: {', '.join(written)}", highlight=False)
+        console.print(f"\nWritten: {', '.join(written)}", highlight=False, markup=False)
     missed = [check for check in result.checks if not check.passed]
     for check in missed:
         print(f"anyfuse: missed: {check.name}: {check.value:.3%} apart, limit {check.limit:.0%}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from .._console import table
+from .._console import show, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def print_report(study: Study, console: Console) -> None:
         if "ema_validation_loss" in run:
             ema = run["ema_validation_loss"]
             lines.add_row("  its EMA weights", f"{ema:.4f}", f"{ema / yardstick - 1:+.3%}")
-    console.print(lines)
+    show(lines, console)
     console.print(
         f"Lazy Adam touched {figures['embedding_rows_touched']:.1%} of the embedding's rows in a step.\n",
         highlight=False,
@@ -59,7 +59,7 @@ def print_report(study: Study, console: Console) -> None:
     for name, result in figures["inference"].items():
         same = f"{result['agreement']:.1%}" if "agreement" in result else ""
         lines.add_row(name, f"{result['loss']:.4f}", f"{result['loss'] / base - 1:+.3%}", same)
-    console.print(lines)
+    show(lines, console)
     _print_texts(figures["text"], console)
     for check in study.checks:
         mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
@@ -71,7 +71,7 @@ def _print_texts(text: dict[str, str], console: Console) -> None:
     names = [name for name in text if name != "prompt"]
     lines = table(f"Written after “{text['prompt']}”", *names, wrap=tuple(names))
     lines.add_row(*(Text(" ".join(text[name].split())) for name in names))
-    console.print(lines)
+    show(lines, console)
 
 
 # ---- picture ----

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from .._console import Json, print_json, progress, table
+from .._console import Json, print_json, progress, show, table
 from .convert import quantize_
 from .evaluate import WINDOW, evaluate
 from .storage import FILE, load_quantized, save_quantized
@@ -56,8 +56,8 @@ def quantize(
         return
     Console().print(f"{len(report.replaced)} modules replaced; their {report.float_bytes} bytes are {report.bytes} now")
     for name, reason in report.kept.items():
-        Console().print(f"kept {name}: {reason}", highlight=False)
-    Console().print(f"Written: {out}", highlight=False)
+        Console().print(f"kept {name}: {reason}", highlight=False, markup=False)
+    Console().print(f"Written: {out}", highlight=False, markup=False)
 
 
 def eval_(
@@ -86,7 +86,7 @@ def eval_(
     lines = table(str(model), "figure", "value", numbers=("value",))
     for name, value in result.items():
         lines.add_row(name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else f"{value}")
-    Console().print(lines)
+    show(lines)
 
 
 def open_model(path: Path) -> tuple[Any, Any]:

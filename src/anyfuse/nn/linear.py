@@ -31,8 +31,9 @@ class QuantLinear(_direct.Vetting):
         x_scale: one positive float32 number (static quantization), or None (dynamic).
 
     Buffers: `weight` (the packed codes), `weight_scale`, `bias`, `smooth_scale`, `x_scale`; those of a linear without
-    them are None. Nothing is trainable, and no gradient passes through to x. Scales stay float32 when a module is cast
-    (`half()`, `to(torch.bfloat16)`): the codes mean nothing but with the very scales that they were made with.
+    them are None. Nothing is trainable, and no gradient passes through to x. Codes stay int8 and scales float32 when a
+    module is cast (`half()`, `to(torch.bfloat16)`, `type(...)`): codes mean nothing but with the very scales that they
+    were made with.
 
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
@@ -128,7 +129,7 @@ class QuantLinear(_direct.Vetting):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
         """What `to`, `half`, `cuda` and their like go through."""
-        before = {name: self._buffers[name] for name in ("weight_scale", "smooth_scale", "x_scale")}
+        before = {name: self._buffers[name] for name in ("weight", "weight_scale", "smooth_scale", "x_scale")}
         super()._apply(fn, recurse)
         for name, scale in before.items():
             moved = self._buffers[name]

@@ -43,11 +43,21 @@ def tensors(overload: Any, arguments: Sequence[Any]) -> Iterable[tuple[str, Tens
 
 def check_devices(overload: Any, arguments: Sequence[Any]) -> None:
     """Refuses tensors of several devices, one of which may be "meta": there the call would compute nothing and say
-    nothing. One-element tensors (steps, scales) may lie anywhere, as torch has it."""
+    nothing. One-element tensors that are only read (steps, scales) may lie on another device, as torch has it, but on
+    "meta", where they have no value, only beside tensors that have none either."""
     first, leader = next(iter(tensors(overload, arguments)), ("", None))
+    written = written_names(overload)
     for name, tensor in tensors(overload, arguments):
-        if leader is not None and tensor.device != leader.device and tensor.numel() != 1:
+        if leader is None or tensor.device == leader.device:
+            continue
+        if tensor.numel() != 1 or name in written or tensor.is_meta:
             raise ValueError(f"{name} lies on {tensor.device}; accepted: {leader.device}, where {first} is")
+
+
+def written_names(overload: Any) -> set[str]:
+    """The arguments that an operator updates."""
+    infos = ((argument.name, argument.alias_info) for argument in overload._schema.arguments)
+    return {name for name, info in infos if info is not None and info.is_write}
 
 
 def check_memory_exists(tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -79,6 +89,8 @@ def fault(overload: Any, arguments: Sequence[Any]) -> Exception | None:
 
 def tensor_problem(tensor: Tensor) -> str | None:
     """Why a kernel cannot read or write a tensor's memory as it lies."""
+    if torch._C._functorch.is_batchedtensor(tensor):
+        return "a tensor that torch.func.vmap goes over"
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.layout != torch.strided:

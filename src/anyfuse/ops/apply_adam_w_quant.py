@@ -161,7 +161,9 @@ def apply_adam_w_quant_(
             float32.
         step: number of the step, 1 at the first (device: 0): an int, a one-element int64 tensor, or a list with one a
             tensor.
-        lr, beta1, beta2, weight_decay, eps: numbers as in AdamW; lr may be a one-element float tensor.
+        lr, beta1, beta2, weight_decay, eps: numbers as in AdamW; lr may be a one-element float tensor. Any number is
+            taken, as by the operator on an NPU, NaN and those that no training uses too: the formula is evaluated as it
+            stands. (`anyfuse.optim` refuses what makes no sense.)
         gnorm_scale: gradients are multiplied by it (clipping by the norm).
         quant_mode: None or "BLOCKWISE", which is the only one.
         block_size: elements that share a scale: 64, 128, 256, 512, 1024 or 2048.

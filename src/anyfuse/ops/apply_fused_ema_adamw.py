@@ -116,7 +116,9 @@ def apply_fused_ema_adamw_(
         var, m, v, s: parameters, first and second moments, EMA of the parameters; updated. Each the shape of its
             gradient; any of the three dtypes each.
         step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one a tensor.
-        lr, ema_decay, beta1, beta2, eps, weight_decay: numbers as in AdamW; lr may be a one-element float tensor.
+        lr, ema_decay, beta1, beta2, eps, weight_decay: numbers as in AdamW; lr may be a one-element float tensor. Any
+            number is taken, as by the operator on an NPU, NaN and those that no training uses too: the formula is
+            evaluated as it stands. (`anyfuse.optim` refuses what makes no sense.)
         mode: 1 decays the weights apart from the gradient (AdamW), 0 adds the decay to the gradient (Adam with L2).
         bias_correction: divides the moments by 1 - beta^step.
         convention: "formula" (the document) or "device" (the order of the NPU's kernel); default `ANYFUSE_CONVENTION`.

@@ -190,7 +190,9 @@ def lazy_adam_(
         lr: step size, with the bias correction in it unless `bias_correction` says otherwise: a number, a one-element
             float tensor, or a list with one for each table.
         beta1, beta2: decay of the moments.
-        epsilon: added to the square root of v; its magnitude is at least 1e-8.
+        epsilon: added to the square root of v; its magnitude is at least 1e-8. Of the other numbers any is taken, as by
+            the operator on an NPU, NaN and those that no training uses too: the formula is evaluated as it stands.
+            (`anyfuse.optim` refuses what makes no sense.)
         assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
             they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
             right, and no other memory is touched.

@@ -1,5 +1,5 @@
 r"""Rows in groups: each group quantized to int8, times the int8 weights of its own, back to float, in one call
-(torch_npu's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`).
+(torch_npu's operator for mixtures of experts, `npu_quant_grouped_matmul_dequant`; in C aclnnQuantGroupedMatmulDequant).
 
 The rows of x are sorted by group (expert), and `group_list` holds the row at which each group ends. For every group i,
 with begin = group_list[i-1] (0 for the first) and end = group_list[i],
@@ -77,8 +77,8 @@ PROFILES = Profiles(
 def quant_grouped_matmul_dequant(
     x: Tensor,
     weight: Tensor | PackedWeight,
-    weight_scale: Tensor | None,
-    group_list: Tensor,
+    weight_scale: Tensor | None = None,
+    group_list: Tensor | None = None,
     *,
     bias: Tensor | None = None,
     x_scale: Tensor | None = None,
@@ -100,8 +100,9 @@ def quant_grouped_matmul_dequant(
             (G, ceil(k/32), ceil(n/16), 16, 32); with `transpose_weight=False` (G, k, n), or (G, ceil(n/32), ceil(k/16),
             16, 32). k up to 131071.
         weight_scale: (G, n), float32; or int64, holding weight_scale·x_scale (`formats.pack_scale_int64`), which needs
-            a float16 x_scale and `quant_mode="pertensor"`. None where a PackedWeight brings it along.
+            a float16 x_scale and `quant_mode="pertensor"`. Left out where a PackedWeight brings it along.
         group_list: (G,) int64, the end of each group's rows: ascending (equal ends: an empty group), from 0 to m.
+            Always required; by name where weight_scale is left out.
         bias: (G, n) int32, added to the sums before they are scaled.
         x_scale: the scale of x, ≥ 0: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
             float32, or float16 beside an int64 weight_scale. None: from each row (dynamic; per token only). With int8
@@ -136,6 +137,8 @@ def quant_grouped_matmul_dequant(
                 [ 0.0000]])
     """
     weight, weight_scale, packed = plain.taken_apart(x, weight, weight_scale, bias, x_scale, x_offset, smooth_scale)
+    if not isinstance(group_list, Tensor):
+        raise TypeError(f"group_list is a {type(group_list).__name__}; accepted: a tensor")
     return _op(
         x,
         weight,

@@ -22,7 +22,9 @@ from ..ops import _dispatch as d
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
-from ._base import Group, Plan, State, check_choice, check_flag, check_number, copy_value, count_steps
+from ._base import Group, Plan, State, check_choice, check_flag, check_number, count_steps
+from ._loading import copies
+from ._options import check_whole
 
 FIELDS = {
     "m": "exp_avg",
@@ -49,6 +51,8 @@ def check_quantized(group: Group) -> None:
     check_choice("codebook", group["codebook"], books.KINDS)
     check_number("min_8bit_size", group["min_8bit_size"], 0)
     check_flag("nonzero_v", group["nonzero_v"])
+    check_flag("stochastic_rounding", group["stochastic_rounding"])
+    check_whole("rounding_seed", group["rounding_seed"])
 
 
 def has_codes(group: Group, param: Tensor) -> bool:
@@ -76,6 +80,27 @@ def _code_of_zero(qmap: Tensor) -> int:
     return int(books.encode(torch.zeros_like(qmap[:1]), qmap))
 
 
+class Codebooks:
+    """With which codebook the codes of each parameter were made, as its group may name another one between two steps.
+    A new one belongs to an optimizer whose states are new or loaded: a saved group names the codebook of its states."""
+
+    def __init__(self) -> None:
+        self._of: dict[Tensor, str] = {}
+
+    def made(self, param: Tensor, codebook: str) -> None:
+        self._of[param] = codebook
+
+    def check(self, params: Sequence[Tensor], states: Sequence[State], codebook: str) -> None:
+        """ValueError where codes would be read by another codebook than they were made with."""
+        for param, state in zip(params, states, strict=True):
+            if state["exp_avg"].dtype == torch.uint8:
+                made_with = self._of.setdefault(param, codebook)
+                if made_with != codebook:
+                    raise ValueError(
+                        f"codebook is {codebook!r}; accepted: {made_with!r}, which the state was made with"
+                    )
+
+
 def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
     """A saved state as it is stepped: codes and moments stay what they are, moments of 16 bits become fp32.
 
@@ -83,7 +108,7 @@ def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
 
     Raises ValueError where shapes, or scales and the group's block size, do not belong together.
     """
-    adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+    adapted = copies(state, param)
     shape = sharding.local(param).shape
     for key in ("exp_avg", "exp_avg_sq"):
         moment = adapted.get(key)

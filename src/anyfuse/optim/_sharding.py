@@ -131,8 +131,10 @@ def wrap_state(param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
 def unwrap_state(param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
     """A saved state with the part of this rank in place of DTensors and of plain tensors for the whole parameter.
 
-    Raises ValueError for a DTensor that is not sharded as the parameter.
+    Raises ValueError for a DTensor that is not sharded as the parameter, TypeError for a state that is no dict.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"a saved state is a {type(state).__name__}; accepted: a dict")
     return {key: _unwrap(key, value, param) if isinstance(value, Tensor) else value for key, value in state.items()}
 
 

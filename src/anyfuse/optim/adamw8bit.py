@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
 from . import _adamw_rows as rows
 from ._base import FusedOptimizer, Group, Run, State, check_flag, first_seed, seeds_of
+
+#: Options of a group that a plan is made for: when one changes, all are looked at again.
+_made_for = itemgetter(
+    "block_size", "codebook", "nonzero_v", "skip_nonfinite", "stochastic_rounding", "rounding_seed", "state_bits"
+)
 
 
 class AdamW8bit(FusedOptimizer):
@@ -39,8 +45,8 @@ class AdamW8bit(FusedOptimizer):
 
     State of a parameter: `step` (int), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
     `absmax_exp_avg_sq` (float32, one for each block): 2 + 8/block_size bytes an element. Below `min_8bit_size`:
-    `exp_avg` and `exp_avg_sq` in float32. `load_state_dict` never quantizes: a state of torch's AdamW stays float32;
-    `import_state` makes codes of it.
+    `exp_avg` and `exp_avg_sq` in float32. `load_state_dict` never quantizes: a state of torch's AdamW stays float32,
+    and `anyfuse.optim.import_state(optimizer, state_dict, "torch")` makes codes of it.
 
     Raises:
         TypeError: a parameter, a gradient or an option of another kind.
@@ -87,27 +93,37 @@ class AdamW8bit(FusedOptimizer):
             "maximize": maximize,
             "state_bits": 8,
         }
+        self._codebooks = rows.Codebooks()
         super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._codebooks = rows.Codebooks()
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
+        self._check_choices(group)
+
+    def _check_choices(self, group: Group) -> None:
         rows.check_quantized(group)
         check_flag("skip_nonfinite", group["skip_nonfinite"])
-        check_flag("stochastic_rounding", group["stochastic_rounding"])
 
     def _prepare(
         self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
     ) -> Run:
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), (group["block_size"],))
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), _made_for(group))
         options = rows.options_of(group, grad_scale)
         return lambda: rows.run(plan, grads, options)
 
     def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
+        self._check_choices(group)
         states = []
         for param in params:
             if not self.state[param]:
                 self.state[param] = rows.new_state(group, param)
+                self._codebooks.made(param, group["codebook"])
             states.append(self.state[param])
+        self._codebooks.check(params, states, group["codebook"])
         return rows.make_plan(params, grads, states, seeds_of(group, number, params), group["block_size"])
 
     def _saved_state(self, group: Group, param: Tensor, state: State) -> State:

@@ -28,6 +28,7 @@ from ._base import FusedOptimizer, Group, State, check_choice
 
 LAYOUTS = ("torch", "bitsandbytes", "torchao", "arrays")
 _KEYS = ("exp_avg", "exp_avg_sq")
+_ARRAYS = ("m", "v", "absmax_m", "absmax_v", "step", "qmap_m", "qmap_v")
 _WRAPPED = "__bnb_optimizer_quant_state__"
 _TORCH_GROUP = {
     "amsgrad": False,
@@ -74,9 +75,12 @@ def import_state(optimizer: FusedOptimizer, state: Mapping[str, Any], layout: st
         layout: "torch", "bitsandbytes", "torchao" or "arrays".
 
     Raises:
-        ValueError: another layout, or moments that do not fit the parameters; nothing has changed then.
+        TypeError: another optimizer, or a state that is no dict of that layout.
+        ValueError: another layout, an AMSGrad state, or moments that do not fit the parameters. Nothing has changed
+            then.
     """
     check_choice("layout", layout, LAYOUTS)
+    _check_kinds(optimizer, state, layout)
     own = optimizer.state_dict()
     given = _from_arrays(state) if layout == "arrays" else dict(state["state"])
     groups = []
@@ -85,6 +89,8 @@ def import_state(optimizer: FusedOptimizer, state: Mapping[str, Any], layout: st
     if [len(group["params"]) for group in saved_groups] != [len(group["params"]) for group in own["param_groups"]]:
         raise ValueError("state has groups of other sizes; accepted: the groups of the optimizer")
     for group, ids, saved in zip(optimizer.param_groups, own["param_groups"], saved_groups, strict=True):
+        if saved.get("amsgrad"):
+            raise ValueError("amsgrad is True in the saved group; accepted: False")
         taken = {key: saved[key] for key in ("lr", "betas", "eps", "weight_decay") if key in saved}
         groups.append({**ids, **taken})
         for param, key, number in zip(group["params"], saved["params"], ids["params"], strict=True):
@@ -100,9 +106,11 @@ def export_state(optimizer: FusedOptimizer, layout: str) -> dict[str, Any]:
     "torch" dequantizes to float32; the others keep codes as codes (`load_state_dict` of bitsandbytes and a torchao
     OptimState8bit take them as they are).
 
-    Raises ValueError for another layout, and for "arrays" when a parameter has no 8-bit state.
+    Raises ValueError for another layout, and for "arrays" when a parameter has no 8-bit state; TypeError for another
+    optimizer than AdamW8bit and EMAAdamW.
     """
     check_choice("layout", layout, LAYOUTS)
+    _check_kinds(optimizer)
     own = optimizer.state_dict()
     states, groups = {}, []
     for group, ids in zip(optimizer.param_groups, own["param_groups"], strict=True):
@@ -115,6 +123,17 @@ def export_state(optimizer: FusedOptimizer, layout: str) -> dict[str, Any]:
         return _to_arrays([states[number] for number in sorted(states)])
     write = {"torch": _to_torch, "bitsandbytes": _to_bitsandbytes, "torchao": _to_torchao}[layout]
     return {"state": {number: write(*item) for number, item in states.items()}, "param_groups": groups}
+
+
+def _check_kinds(optimizer: Any, state: Any = None, layout: str | None = None) -> None:
+    """TypeError for an optimizer without such moments, and for a state that is not of its layout at all."""
+    if not isinstance(optimizer, FusedOptimizer) or "state_bits" not in optimizer.defaults:
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; accepted: an AdamW8bit or EMAAdamW")
+    if layout is None:
+        return
+    names = _ARRAYS if layout == "arrays" else ("state", "param_groups")
+    if not isinstance(state, Mapping) or not state.keys() >= set(names):
+        raise TypeError(f"state is a {type(state).__name__}; accepted for {layout}: a dict with {', '.join(names)}")
 
 
 # ---- between moments and the state of a parameter ----

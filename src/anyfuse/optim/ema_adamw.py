@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,9 +30,16 @@ from ._base import (
     seeds_of,
 )
 from ._buffers import Buffers
+from ._options import check_whole
 
 _FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
 _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
+
+#: Options of a group that a plan is made for: when one changes, all are looked at again.
+_made_for = itemgetter(
+    "state_bits", "block_size", "codebook", "nonzero_v", "stochastic_rounding", "rounding_seed", "ema_dtype",
+    "ema_warmup", "step_mode", "adam_w_mode", "bias_correction",
+)  # fmt: skip
 
 
 class EMAAdamW(FusedOptimizer):
@@ -121,22 +129,28 @@ class EMAAdamW(FusedOptimizer):
         self._trained: list[tuple[Tensor, Tensor]] | None = None
         self._stored: list[Tensor] | None = None
         self._buffers: Buffers | None = None
+        self._codebooks = rows.Codebooks()
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._trained = self._stored = None
-        self.__dict__.setdefault("_buffers", None)  # loading a state keeps the model, a copied optimizer has none
+        self._codebooks = rows.Codebooks()
+        for name in ("_trained", "_stored", "_buffers"):  # loading a state keeps them, a copied optimizer has none
+            self.__dict__.setdefault(name, None)
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
-        rows.check_quantized(group)
         check_number("ema_decay", group["ema_decay"], 0.0)
         d.require(group["ema_decay"] <= 1.0, f"ema_decay is {group['ema_decay']}; accepted: 0 to 1")
+        check_whole("ema_updates", group["ema_updates"], 0)
+        self._check_choices(group)
+
+    def _check_choices(self, group: Group) -> None:
+        rows.check_quantized(group)
         check_choice("ema_warmup", group["ema_warmup"], (True, False, "diffusers"))
         check_choice("ema_dtype", group["ema_dtype"], d.FLOATS)
         check_choice("step_mode", group["step_mode"], ("parameter", "group"))
-        for name in ("adam_w_mode", "bias_correction", "stochastic_rounding"):
+        for name in ("adam_w_mode", "bias_correction"):
             check_flag(name, group[name])
         if group["state_bits"] == 8:
             for name in ("adam_w_mode", "bias_correction"):
@@ -150,8 +164,7 @@ class EMAAdamW(FusedOptimizer):
         if self._trained is not None:
             raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
         self._check_buffers()
-        made_for = group["state_bits"], group["block_size"]
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), made_for)
+        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), _made_for(group))
         updates = group["ema_updates"] + 1
         steps = plan.next_steps() if group["step_mode"] == "parameter" else [updates] * len(params)
         options = rows.options_of(group, grad_scale, decay_at(group, updates))
@@ -172,11 +185,14 @@ class EMAAdamW(FusedOptimizer):
             self._buffers.average(group["ema_buffers"], decay_at(group, max(group["ema_updates"], 1)))
 
     def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Plan:
+        self._check_choices(group)
         states = []
         for param in params:
             if not self.state[param]:
                 self.state[param] = rows.new_state(group, param) | {"ema": _copy(param, group["ema_dtype"])}
+                self._codebooks.made(param, group["codebook"])
             states.append(self.state[param])
+        self._codebooks.check(params, states, group["codebook"])
         seeds = seeds_of(group, number, params)
         if group["state_bits"] == 8:
             return rows.make_plan(params, grads, states, seeds, group["block_size"])
@@ -252,12 +268,12 @@ class EMAAdamW(FusedOptimizer):
         if model is None and any(sharding.is_sharded(param) for param, _ in pairs):
             raise ValueError("swap_ema of sharded parameters without a model; accepted: swap_ema(model)")
         _reshard(model)
-        self._trained = [(param, sharding.local(param).detach().clone()) for param, _ in pairs]
+        self._trained = trained = [(param, sharding.local(param).detach().clone()) for param, _ in pairs]
         try:
             _assign(pairs)
             yield
         finally:
-            trained, self._trained = self._trained, None
+            self._trained = None
             _reshard(model)
             _assign(trained)
 

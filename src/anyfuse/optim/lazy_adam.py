@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import _core
 from .._settings import use_reference
 from .._tensors import describe
+from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
 from ..ops import lazy_adam as op
 from . import _sharding as sharding
@@ -30,7 +31,6 @@ from ._base import (
     check_flag,
     check_param,
     check_state,
-    copy_value,
     count_steps,
     described_alike,
     first_seed,
@@ -38,6 +38,8 @@ from ._base import (
     next_steps,
     seeds_of,
 )
+from ._loading import copies
+from ._options import check_whole
 
 _ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
 
@@ -156,21 +158,25 @@ class LazyAdam(FusedOptimizer):
         }
         self._rows: Mapping[Tensor, tuple[Tensor, Tensor]] = {}
         self._visible: Tensor | None = None
+        self._checked: dict[int, tuple[Any, ...]] = {}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._rows, self._visible = {}, None
+        self._rows, self._visible, self._checked = {}, None, {}
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
+        self._check_choices(group)
+
+    def _check_choices(self, group: Group) -> None:
         check_choice("bias_correction", group["bias_correction"], ("global", "row", False))
         check_choice("eps_mode", group["eps_mode"], op.EPS_MODES)
         check_choice("decay_mode", group["decay_mode"], op.DECAY_MODES)
         check_flag("stochastic_rounding", group["stochastic_rounding"])
-        padding = group["padding_idx"]
-        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int)):
-            raise TypeError(f"padding_idx is a {type(padding).__name__}; accepted: an int or None")
+        check_whole("rounding_seed", group["rounding_seed"])
+        if group["padding_idx"] is not None:
+            check_whole("padding_idx", group["padding_idx"])
         op.check_options(_call(group), row_step=_counts_rows(group), step=True)
 
     # ---- the step ----
@@ -216,6 +222,8 @@ class LazyAdam(FusedOptimizer):
                     state["row_step"].fill_(step)
 
     def _check_call(self) -> None:
+        if not isinstance(self._rows, Mapping):
+            raise TypeError(f"rows is a {type(self._rows).__name__}; accepted: a dict of table to (ids, values)")
         if self._rows:
             known = {param for group in self.param_groups for param in group["params"]}
             d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
@@ -247,10 +255,17 @@ class LazyAdam(FusedOptimizer):
 
     def _given_rows(self, param: Tensor) -> Update:
         d.require(param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them")
-        ids, values = self._rows[param]
+        pair = self._rows[param]
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"rows holds a {type(pair).__name__}; accepted: pairs of ids and values")
+        ids, values = pair
         d.require_tensor("ids of rows", ids, op.IDS)
         d.require_tensor("values of rows", values, d.FLOATS)
-        return Update(values.resolve_neg(), ids.reshape(-1))
+        ids, values = ids.resolve_neg(), values.resolve_neg()
+        arguments.check_memory_exists([("ids of rows", ids), ("values of rows", values)])
+        if ids.device != param.device:
+            raise ValueError(f"ids of rows lie on {ids.device}; accepted: {param.device}, as their parameter")
+        return Update(values, ids.reshape(-1))
 
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Gradients) -> None:
         params = sharding.locals_of(params)
@@ -261,9 +276,14 @@ class LazyAdam(FusedOptimizer):
             _check_update(param, update)
 
     def _prepare(self, number: int, group: Group, params: Sequence[Tensor], grads: Gradients, grad_scale: float) -> Run:
+        choices = _choices(group)
+        if self._checked.get(number) != choices:  # they may change between two steps
+            self._check_choices(group)
+            self._checked[number] = choices
         call, lr = _call(group), float(group["lr"])
         direct, dense = params[: grads.direct], len(grads.dense)
-        plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), (_counts_rows(group),))
+        made_for = _counts_rows(group), group["rounding_seed"]
+        plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), made_for)
         steps = plan.kept.next_steps()
         op.check_step_values({*steps}, call)
         others = [
@@ -324,7 +344,7 @@ class LazyAdam(FusedOptimizer):
         return state
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
-        adapted = {key: copy_value(key, value, param) for key, value in state.items()}
+        adapted = copies(state, param)
         mine = sharding.local(param)
         shapes = {"exp_avg": tuple(mine.shape), "exp_avg_sq": tuple(mine.shape), "row_step": (_rows_of(mine),)}
         for key, shape in shapes.items():
@@ -422,6 +442,9 @@ class TablePlan:
 
 
 _native = _core.function("lazy_adam", op.Params)
+_choices = itemgetter(
+    "bias_correction", "eps_mode", "decay_mode", "padding_idx", "stochastic_rounding", "rounding_seed", "eps"
+)
 _moments = itemgetter("exp_avg", "exp_avg_sq")
 
 
@@ -439,6 +462,7 @@ def _tensors_of(states: Sequence[State]) -> list[Tensor]:
 
 
 def _check_tensors(param: Tensor, state: State) -> None:
+    arguments.check_memory_exists([("a parameter", param)])
     for key in ("exp_avg", "exp_avg_sq"):
         check_state(key, state[key], (torch.float32,))
         d.require_shape(key, state[key], param.shape, "its parameter")

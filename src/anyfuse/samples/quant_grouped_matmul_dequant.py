@@ -113,5 +113,6 @@ SAMPLES = Samples(
         sizes=(4, 16, 256, 128),
         axes=("groups", "m", "k", "n"),
         dtypes=(torch.float16, torch.bfloat16, torch.float32),
+        always=("weight_scale", "group_list"),
     ),
 )

@@ -364,7 +364,8 @@ class _Reader:
             _one_of(f"an attribute in {MANIFEST}", name, [key for key in _parameters(spec) if key not in inputs])
         given = {*values, *inputs}
         for name, parameter in _parameters(spec).items():
-            if parameter.default is inspect.Parameter.empty and name not in given:
+            required = parameter.default is inspect.Parameter.empty or name in spec.samples.case.always
+            if required and name not in given:
                 raise ValueError(f"{MANIFEST} has neither an input nor an attribute {name!r}")
         return {name: self.attribute(value) for name, value in values.items()}
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .. import _complete as complete
 from .. import _core
-from .._console import Json, print_json, progress, short, table
+from .._console import Json, print_json, progress, short, show, table
 from .._opspec import OpSpec
 from .._settings import backend
 from .._soc import ANY, product
@@ -156,7 +156,7 @@ def _print_report(report: matrix.Report, product: str) -> None:
         name, before = "" if row.operator == before else row.operator, row.operator
         middle = f"{row.refused:,}" if limited else short(row.elements)
         lines.add_row(name, str(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
-    console.print(lines)
+    show(lines, console)
     for item in report.worst(WORST):
         console.print(f"[red]differs[/red]: {item.operator} on {item.way}", highlight=False)
         console.print(f"  {item.what}" + (f", up to {item.max_ulp:,} ulp" if item.max_ulp else ""), markup=False)
@@ -228,7 +228,7 @@ def gen(
     for name, file in files:
         lines.add_row(name, file.encoding or name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
     console = Console()
-    console.print(lines)
+    show(lines, console)
     console.print(
         "attributes: " + ", ".join(f"{name}={value}" for name, value in case.attributes.items()), markup=False
     )
@@ -326,7 +326,7 @@ def options(
     for name, value in facts.items():
         items = [f"{key}={item}" for key, item in value.items()] if isinstance(value, dict) else value
         lines.add_row(name, items if isinstance(items, str) else ", ".join(items) or "none")
-    Console().print(lines)
+    show(lines)
 
 
 def _print_comparisons(results: list[Comparison]) -> None:
@@ -338,7 +338,7 @@ def _print_comparisons(results: list[Comparison]) -> None:
         errors = (f"{item.max_abs:.2g}", f"{item.max_rel:.2g}", ", ".join(beyond))
         lines.add_row(item.name, short(item.elements), *errors, short(item.max_ulp), short(item.different), verdict)
     console = Console()
-    console.print(lines)
+    show(lines, console)
     console.print("beyond: absolute, relative errors beyond the loss; differ: other bits", style="dim")
     for item in results:
         console.print(f"{item.name} ({item.dtype}): {item.reason}", markup=False, highlight=False)
@@ -357,8 +357,9 @@ def _axes(words: list[str]) -> dict[str, int]:
     rest = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name, value in zip(rest[::2], [*rest[1::2], ""], strict=False):
         if not name.startswith("--") or not value.isdecimal():
+            given = " ".join((name, value)).strip()
             raise ValueError(
-                f"{' '.join((name, value)).strip()!r} is no option; accepted: see --help and `case options OP`"
+                f"{given!r} is no option; accepted: see --help and `case options OP`, sizes as whole numbers"
             )
         result[name.removeprefix("--")] = int(value)
     return result
