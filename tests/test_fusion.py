@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func
+from fusing import COLS, close, compiled, inputs, quantize
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -19,59 +20,9 @@ from torch.nn import functional as F
 
 import anyfuse
 from anyfuse import fusion
-from anyfuse.fusion import _hooks, _kept_weights, _matmul, _norm_quant
+from anyfuse.fusion import _hooks, _kept_weights, _matmul, _norm_quant, _normed_codes
 
-ROWS, COLS = 5, 96
 NORM, MATMUL = "add_rms_norm_dynamic_quant", "quant_matmul_dequant"
-
-
-def compiled(
-    function: Callable[..., Any], accept: tuple[str, ...] = (), dynamic: bool | None = None, always: bool = True
-) -> Any:
-    """The function after the pass alone."""
-    run = _hooks.make_pass(frozenset(accept), matmul=True, always=always)
-
-    def inference(module: torch.fx.GraphModule, inputs: Any) -> Any:
-        run(module.graph)
-        module.recompile()
-        return make_boxed_func(module.forward)
-
-    def training(module: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        run(module.graph)
-        return min_cut_rematerialization_partition(module, inputs, **options)
-
-    torch._dynamo.reset()
-    fusion.report(reset=True)
-    backend = aot_autograd(
-        fw_compiler=lambda module, inputs: make_boxed_func(module.forward),
-        inference_compiler=inference,
-        partition_fn=training,
-        decompositions=select_decomp_table(),
-    )
-    return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)
-
-
-def inputs(dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x1, x2 = (torch.randn(2, ROWS, COLS, generator=generator) * scale for _ in range(2))
-    return x1.to(dtype), x2.to(dtype), torch.rand(COLS, generator=generator).to(dtype) + 0.5
-
-
-def quantize(v: Tensor) -> tuple[Tensor, Tensor]:
-    scale = v.abs().amax(-1, keepdim=True) / 127
-    return (v / scale).round().clamp(-128, 127).to(torch.int8), scale
-
-
-def close(expected: tuple[Tensor, ...], got: tuple[Tensor, ...]) -> None:
-    """Codes may differ on a tie, by one; scales by the rounding of a sum in another order, whose terms are positive:
-    half of n·2^-24 for the root, and a few operations."""
-    for a, b in zip(expected, got, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        if a.dtype == torch.int8:
-            assert (a.int() - b.int()).abs().max() <= 1
-            assert (a != b).float().mean() < 0.01
-        else:
-            torch.testing.assert_close(a, b, rtol=COLS * 2.0**-24, atol=0)
 
 
 # ---- the norm ----
@@ -240,6 +191,28 @@ def test_case_q46_one_graph_for_all_numbers_of_rows() -> None:
     assert fusion.report().fused[NORM] == fusion.report().graphs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cols", [1, 64, 100, 16500])
+def test_calls_without_x2_or_x_are_the_operators_with_zeros(cols: int, dtype: torch.dtype) -> None:
+    x1, gamma, smooth = torch.randn(3, cols).to(dtype), torch.rand(cols), torch.rand(cols)
+    x2 = torch.randn(3, cols).to(dtype)
+    for other, two in ((None, False), (None, True), (x2, False), (x2, True)):
+        codes, scales = torch.empty(2, 3, cols, dtype=torch.int8), torch.empty(2, 3)
+        second = (codes[1], scales[1]) if two else (None, None)
+        arguments = (x1, other, gamma, smooth, None, None, 1e-6, codes[0], scales[0], *second, None)
+        torch.library.opcheck(_normed_codes.call, arguments)
+        _normed_codes.call(*arguments)
+        want = anyfuse.add_rms_norm_dynamic_quant(
+            x1, torch.zeros_like(x1) if other is None else x2, gamma, smooth_scale1=smooth, output_mask=(True, two)
+        )
+        for i in range(1 + two):
+            assert torch.equal(codes[i], want[i]) and torch.equal(scales[i], want[3 + i])
+        with anyfuse.backend("reference"):
+            again = torch.empty_like(codes[0])
+            _normed_codes.call(*arguments[:7], again, scales[0], *second, None)
+        assert torch.equal(codes[0], again)
+
+
 # ---- several quantizations of a norm ----
 
 
@@ -305,7 +278,7 @@ def refused(model: Callable[..., Any], *given: Tensor, accept: tuple[str, ...] =
     for a, b in zip(model(*given), got, strict=True):
         assert torch.equal(a, b)
     (miss,) = report.misses
-    assert "test_fusion.py:" in miss.where
+    assert "test_fusion.py:" in miss.where or "fusing.py:" in miss.where
     return miss.reason
 
 
@@ -646,7 +619,7 @@ def test_small_norms_stay_with_inductor_and_the_report_says_so(dynamic: bool) ->
     small(*inputs())
     (miss,) = fusion.report().misses
     assert "values are too few to win by a call" in miss.reason and not fusion.report().fused
-    x = torch.randn(-(-(torch.get_num_threads() + 1) * (1 << 19) // COLS), COLS)
+    x = torch.randn(-(-(torch.get_num_threads() + 1) * _norm_quant.THREAD_VALUES // COLS), COLS)
     compiled(model, dynamic=dynamic, always=False)(x, x, inputs()[2])
     assert fusion.report().fused[NORM] == 1
 
@@ -731,7 +704,7 @@ def test_enabled_puts_back_what_it_found_and_keeps_a_pass_that_is_set() -> None:
 
 def test_an_unknown_difference_is_refused() -> None:
     with (
-        pytest.raises(ValueError, match=r"accept holds \['speed'\]; accepted: rounding, clamp"),
+        pytest.raises(ValueError, match=r"accept holds \['speed'\]; accepted: rounding, clamp, order"),
         fusion.enabled(accept=("speed",)),
     ):
         pass

@@ -153,6 +153,8 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
   int32_t maximize; /* the gradient's sign is turned */
   int32_t threads;
   int32_t stochastic_rounding; /* var and s of 16 bits are rounded up or down by chance */
+  double correction1; /* with bias_correction, what stands for 1 - beta1^step of every tensor; 0: that itself */
+  double correction2;
 } anyfuse_apply_fused_ema_adamw_params;
 
 ANYFUSE_API anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params);
@@ -167,15 +169,15 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   size_t size;
   int64_t rows;
   int64_t cols;
-  const void *x1; /* (rows, cols) */
-  const void *x2;
+  const void *x1;    /* (rows, cols) */
+  const void *x2;    /* null: nothing is added */
   const void *gamma; /* (cols) */
   const void *smooth_scale1;
   const void *smooth_scale2;
   const void *beta;
   void *y1; /* (rows, cols) codes of y_dtype */
   void *y2;
-  void *x;       /* (rows, cols) of x_dtype */
+  void *x;       /* (rows, cols) of x_dtype; null: not stored */
   float *scale1; /* (rows) */
   float *scale2;
   double epsilon;        /* 0 or more */

@@ -54,19 +54,25 @@ ANYFUSE_INLINE vf load_as(anyfuse_dtype dtype, const void *data, int64_t index) 
   return half_to_float(dtype, h);
 }
 
+// A row's start in a tensor that may be absent.
+ANYFUSE_INLINE const char *at_if(const void *data, anyfuse_dtype dtype, int64_t index) {
+  return data == nullptr ? nullptr : at(data, dtype, index);
+}
+
 ANYFUSE_INLINE void store_as(anyfuse_dtype dtype, void *data, int64_t index, vf v) {
   if (dtype == ANYFUSE_FLOAT32) return store(static_cast<float *>(data) + index, v);
   const vh h = float_to_half(dtype, v);
   memcpy(static_cast<uint16_t *>(data) + index, &h, sizeof h);
 }
 
-// ---- pass 1: x = x1 + x2, and the sum of its squares ----
+// ---- pass 1: x = x1 + x2 (x2 null: x1), and the sum of its squares ----
 
 template <anyfuse_dtype dtype>
 ANYFUSE_INLINE void add_block(const void *x1, const void *x2, void *x, int64_t i, float *sum, LaneSum *squares) {
   for (int v = 0; v < kLaneVectors; ++v) {
     const int64_t k = i + v * kWidth;
-    const vf value = load_as(dtype, x1, k) + load_as(dtype, x2, k);
+    vf value = load_as(dtype, x1, k);
+    if (x2 != nullptr) value = value + load_as(dtype, x2, k);
     store(sum + k, value);
     if (x != nullptr) store_as(dtype, x, k, value);
     squares->lane[v] = squares->lane[v] + value * value;
@@ -82,8 +88,8 @@ ANYFUSE_INLINE void add_row(const void *x1, const void *x2, void *x, int64_t n, 
     alignas(64) char a[kBlock * 4] = {}, b[kBlock * 4] = {}, out[kBlock * 4];
     const int64_t bytes = (n - i) * element_size(dtype);
     memcpy(a, at(x1, dtype, i), bytes);
-    memcpy(b, at(x2, dtype, i), bytes);
-    add_block<dtype>(a, b, out, 0, sum + i, &lanes);
+    if (x2 != nullptr) memcpy(b, at(x2, dtype, i), bytes);
+    add_block<dtype>(a, x2 == nullptr ? nullptr : b, out, 0, sum + i, &lanes);
     if (x != nullptr) memcpy(const_cast<char *>(at(x, dtype, i)), out, bytes);
     // The padding repeats the last element from here on: it then changes no maximum.
     const float last = sum[n - 1];
@@ -92,9 +98,9 @@ ANYFUSE_INLINE void add_row(const void *x1, const void *x2, void *x, int64_t n, 
   *squares = lanes;
 }
 
-// Elements [begin, begin + n) of a row; x null: they are stored already.
+// Elements [begin, begin + n) of a row; x null: they are not stored.
 void add_segment(const NormQuant &p, int64_t first, int64_t n, void *x, float *sum, LaneSum *squares) {
-  const char *x1 = at(p.x1, p.x_dtype, first), *x2 = at(p.x2, p.x_dtype, first);
+  const char *x1 = at(p.x1, p.x_dtype, first), *x2 = at_if(p.x2, p.x_dtype, first);
   switch (p.x_dtype) {
     case ANYFUSE_FLOAT32:
       return add_row<ANYFUSE_FLOAT32>(x1, x2, x, n, sum, squares);
@@ -355,14 +361,14 @@ ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const
   LaneSum squares = {}, unused = {};
   for (int64_t i = 0; i < p.cols; i += kSegment) {
     const int64_t n = p.cols - i < kSegment ? p.cols - i : kSegment;
-    add_segment(p, base + i, n, const_cast<char *>(at(p.x, p.x_dtype, base + i)), scratch[0], &squares);
+    add_segment(p, base + i, n, const_cast<char *>(at_if(p.x, p.x_dtype, base + i)), scratch[0], &squares);
   }
   const float r = 1.0f / __builtin_sqrtf(total(squares) * p.inverse_cols + p.eps);
 
   NextRow next = {nullptr, nullptr, element_size(p.x_dtype)};
   if (kept && !last) {
     next.x1 = at(p.x1, p.x_dtype, base + p.cols);
-    next.x2 = at(p.x2, p.x_dtype, base + p.cols);
+    next.x2 = p.x2 == nullptr ? next.x1 : at(p.x2, p.x_dtype, base + p.cols);
   }
 
   vu max[2] = {};
@@ -439,7 +445,7 @@ anyfuse_status check(const Params &p) {
   if (p.cols == 0) return ANYFUSE_OK;
   if ((p.y1 == nullptr) != (p.scale1 == nullptr) || (p.y2 == nullptr) != (p.scale2 == nullptr))
     return ANYFUSE_INVALID_POINTER;
-  return p.x1 && p.x2 && p.gamma && p.x ? ANYFUSE_OK : ANYFUSE_INVALID_POINTER;
+  return p.x1 && p.gamma ? ANYFUSE_OK : ANYFUSE_INVALID_POINTER;
 }
 
 anyfuse::NormQuant prepare(const Params &p) {

@@ -112,9 +112,11 @@ anyfuse_status check(const Row &row) {
   return ANYFUSE_OK;
 }
 
-// 1 - beta^t in the document's way: beta rounded to fp32, the power in double, then fp32.
-float correction(double beta, int64_t step, bool enabled) {
+// 1 - beta^t in the document's way: beta rounded to fp32, the power in double, then fp32. The caller's own if it is not
+// 0.
+float correction(double beta, int64_t step, bool enabled, double given) {
   if (!enabled) return 1.0f;
+  if (given != 0.0) return static_cast<float>(given);
   return 1.0f - static_cast<float>(std::pow(static_cast<double>(static_cast<float>(beta)), static_cast<double>(step)));
 }
 
@@ -132,8 +134,8 @@ anyfuse::EmaAdamWStep prepare(const Params &p, const Row &row) {
   step.beta2 = static_cast<float>(p.beta2);
   step.one_minus_beta1 = complement(p.beta1);
   step.one_minus_beta2 = complement(p.beta2);
-  step.correction1 = correction(p.beta1, row.step, p.bias_correction != 0);
-  step.correction2 = correction(p.beta2, row.step, p.bias_correction != 0);
+  step.correction1 = correction(p.beta1, row.step, p.bias_correction != 0, p.correction1);
+  step.correction2 = correction(p.beta2, row.step, p.bias_correction != 0, p.correction2);
   if (device) {
     step.correction1 = 1.0f / step.correction1;
     step.correction2 = 1.0f / step.correction2;

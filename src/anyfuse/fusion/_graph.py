@@ -82,6 +82,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def constant(value: Any) -> float | None:
+    """A number, or a constant tensor of one element that the graph holds."""
+    if is_number(value):
+        return float(value)
+    if is_call(value, aten.lift_fresh_copy.default) and value.args[0].op == "get_attr":
+        tensor = getattr(value.graph.owning_module, value.args[0].target, None)
+        if type(tensor) is Tensor and tensor.numel() == 1 and tensor.is_cpu:
+            with torch._subclasses.fake_tensor.unset_fake_temporarily():
+                return float(tensor)
+    return None
+
+
+def is_zeros(node: Any) -> bool:
+    while is_call(node, convert, aten.unsqueeze.default, aten.expand.default, *VIEWS):
+        node = node.args[0]
+    return is_call(node, aten.full.default) and node.args[1] == 0
+
+
 def over_last(dims: Any, node: Node) -> bool:
     last = value_of(node).dim() - 1
     dims = [dims] if isinstance(dims, int) else dims
@@ -112,6 +130,50 @@ def new_call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
     assert mode is not None
     with mode:
         node.meta["val"] = target(*values)
+    return node
+
+
+Written: TypeAlias = "dict[str, Node | list[Node] | None]"
+
+
+def functional_call(graph: torch.fx.Graph, target: Any, named: dict[str, Any], written: Written) -> list[Node]:
+    """A call of an operator that writes into tensors and lists of them, as the graph has it before inductor decides
+    what is written in place: the nodes of the new values, in the order of `written`."""
+    bases: list[Node] = []
+    named = dict(named)
+    for name, nodes in written.items():
+        if isinstance(nodes, list):
+            named[f"_{name}_length"] = len(nodes)
+            named |= {f"_{name}_{i}_base_index": len(bases) + i for i in range(len(nodes))}
+            bases += nodes
+        else:
+            named[f"_{name}_base_index"] = None if nodes is None else len(bases)
+            bases += [] if nodes is None else [nodes]
+    functional = torch.ops.higher_order.auto_functionalized_v2
+    call = graph.call_function(functional, (target,), {**named, "_all_bases": bases})
+    mode = torch._guards.detect_fake_mode([value_of(node) for node in bases])
+    assert mode is not None
+    with mode:
+        call.meta["val"] = (None, *(torch.clone(value_of(node)) for node in bases))
+    return [new_call(graph, operator.getitem, call, i + 1) for i in range(len(bases))]
+
+
+def new_tensor(graph: torch.fx.Graph, like: Node, shape: Any, dtype: torch.dtype, filled: float | None = None) -> Node:
+    """A contiguous tensor on the device of another one, uninitialized or filled with a number. `shape` is the begin of
+    that one's, or its last size alone."""
+    last = value_of(like).shape[-1]
+    alone = len(shape) == 1 and shape[0] is last
+    sizes = [
+        size if isinstance(size, int) else new_call(graph, aten.sym_size.int, like, -1 if alone else i)
+        for i, size in enumerate(shape)
+    ]
+    target, more = (aten.empty.memory_format, ()) if filled is None else (aten.full.default, (filled,))
+    named = {"dtype": dtype, "device": value_of(like).device}
+    node = graph.call_function(target, (sizes, *more), named)
+    mode = torch._guards.detect_fake_mode([value_of(like)])
+    assert mode is not None
+    with mode:
+        node.meta["val"] = target(list(shape), *more, **named)
     return node
 
 

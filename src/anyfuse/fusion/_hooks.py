@@ -22,6 +22,7 @@ TESTED = ("2.13",)
 DIFFERENCES = {
     "rounding": "values that the code rounds to 16 bits between its operations stay unrounded",
     "clamp": "a lower bound of a row's absmax or scale is left out",
+    "order": "factors of an optimizer's step are multiplied and rounded in the operator's order",
 }
 
 

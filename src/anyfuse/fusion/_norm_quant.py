@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Graph
 
+from . import _normed_codes
 from ._graph import (
     ADDS,
     DIVS,
     FLOATS,
     HALVES,
     MULS,
+    VIEWS,
     AnyNode,
     Refused,
+    Written,
     aten,
+    constant,
     convert,
     dtype_of,
+    functional_call,
     hint,
     is_call,
     is_column,
@@ -29,7 +33,9 @@ from ._graph import (
     is_number,
     is_row_weight,
     is_tensor,
+    is_zeros,
     new_call,
+    new_tensor,
     over_last,
     same,
     same_shape,
@@ -39,7 +45,8 @@ from ._graph import (
 
 NAME = "add_rms_norm_dynamic_quant"
 LARGEST = 127.0
-THREAD_VALUES = 1 << 19  # twice what makes up for a call and for the fusions with the code around that are lost
+ARGUMENTS = ("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta", "epsilon")
+THREAD_VALUES = 1 << 17  # twice what makes up for a call and for the fusions with the code around that are lost
 
 
 @dataclass
@@ -59,7 +66,7 @@ class Walk:
 
     def bare(self, node: Any) -> Any:
         """The arithmetic behind casts. Every cast to 16 bits on the way is noted."""
-        while is_call(node, convert):
+        while is_call(node, convert, aten.clone.default):
             self.see(node)
             node = node.args[0]
         if is_tensor(node):
@@ -112,24 +119,23 @@ def match_quantization(codes: AnyNode) -> Quantization | None:
         elif (bounds := _bounds(node)) is not None:
             low, high = max(low, bounds[0]), min(high, bounds[1])
             node = node.args[0]
+        elif is_call(node, aten.add.Tensor) and is_zeros(node.args[1]):  # a zero point
+            node = node.args[0]
         else:
             break
-    if not rounded or not is_tensor(node):
+    if not is_tensor(node) or not is_quotient_of_rows(node):
         return None
+    if not rounded:
+        raise Refused("the codes are cut off; the operator rounds them")
     value, factor, inverse = _quotient(node)
-    if value is None:
-        return None
     walk = Walk()
     walk.see(node)
-    found = _power_of_absmax(factor, walk)
-    if found is None:
-        return None
-    absmax, exponent, constant = found
+    absmax, exponent, number = _power_of_absmax(factor, walk) or (None, 0, 1.0)
     expected = (-1, LARGEST) if inverse else (1, 1.0 / LARGEST)
     if exponent != expected[0]:
         return None
-    if abs(constant / expected[1] - 1.0) > 1e-6:
-        scale = constant if exponent > 0 else 1.0 / constant
+    if abs(number / expected[1] - 1.0) > 1e-6:
+        scale = number if exponent > 0 else 1.0 / number
         raise Refused(f"the scale is absmax / {1.0 / scale:.6g}; the operator's is absmax / 127")
     if low > -127.0 or high < 127.0:
         raise Refused(f"codes are clamped to {low:g} ... {high:g}; the operator's reach from -127 to 127")
@@ -138,6 +144,29 @@ def match_quantization(codes: AnyNode) -> Quantization | None:
     if measured is not value:
         raise Refused("absmax is not that of the values that are quantized")
     return Quantization(codes, value, absmax, walk)
+
+
+def is_quotient_of_rows(node: AnyNode) -> bool:
+    """Whether something is divided by what is made of a row's absmax."""
+    value, factor, _ = _quotient(node)
+    try:
+        return value is not None and _power_of_absmax(factor, Walk()) is not None
+    except Refused:
+        return True
+
+
+def rounds_rows_for_no_codes(rounded: AnyNode) -> bool:
+    """Whether rows are quantized to values that stay floats."""
+    return is_tensor(rounded.args[0]) and is_quotient_of_rows(rounded.args[0]) and not _become_codes(rounded)
+
+
+def _become_codes(rounded: AnyNode) -> bool:
+    for user in rounded.users:
+        if is_call(user, convert) and dtype_of(user) == torch.int8:
+            return True
+        if (is_call(user, convert, aten.add.Tensor) or _bounds(user) is not None) and _become_codes(user):
+            return True
+    return False
 
 
 def _bounds(node: Any) -> tuple[float, float] | None:
@@ -168,17 +197,19 @@ def _quotient(node: AnyNode) -> tuple[Any, Any, bool]:
 
 def _power_of_absmax(node: Any, walk: Walk) -> tuple[AnyNode, int, float] | None:
     """(absmax, exponent, c) of a node that is c·absmax or c/absmax."""
-    exponent, constant = 1, 1.0
+    exponent, number = 1, 1.0
     while is_tensor(node):
         walk.see(node)
         if _magnitudes(node) is not None:
-            return node, exponent, constant
+            return node, exponent, number
         if is_call(node, convert) or _is_unsqueeze(node):
             node = node.args[0]
-        elif is_call(node, *DIVS) and is_number(node.args[1]) and node.args[1]:
-            constant, node = constant * (1.0 / node.args[1]) ** exponent, node.args[0]
-        elif is_call(node, *MULS) and is_number(node.args[1]) and node.args[1]:
-            constant, node = constant * node.args[1] ** exponent, node.args[0]
+        elif is_call(node, *DIVS) and (divisor := constant(node.args[1])):
+            number, node = number * (1.0 / divisor) ** exponent, node.args[0]
+        elif is_call(node, *DIVS) and (dividend := constant(node.args[0])):
+            number, exponent, node = number * dividend**exponent, -exponent, node.args[1]
+        elif is_call(node, *MULS) and (factor := constant(node.args[1])):
+            number, node = number * factor**exponent, node.args[0]
         elif is_call(node, aten.reciprocal.default):
             exponent, node = -exponent, node.args[0]
         elif (bounds := _bounds(node)) is not None and bounds[1] == float("inf"):
@@ -203,6 +234,8 @@ def _magnitudes(node: Any) -> Any:
     if is_call(node, aten.linalg_vector_norm.default):
         rows = len(node.args) > 2 and node.args[1] == float("inf") and over_last(node.args[2], node.args[0])
         return node.args[0] if rows else None
+    if is_call(node, aten.maximum.default):
+        return _largest_of_both(node)
     if is_item(node, 0, aten.max.dim):
         node = node.args[0]
     elif not is_call(node, aten.amax.default):
@@ -215,12 +248,32 @@ def _magnitudes(node: Any) -> Any:
     return source.args[0]
 
 
+def _largest_of_both(node: AnyNode) -> Any:
+    """v of the larger one of -min(v) and max(v), each with or without 0 among its values."""
+    for low, high in (node.args, node.args[::-1]):
+        if not is_call(low, aten.neg.default, aten.abs.default):
+            continue
+        low, high = _without_zero(low.args[0], aten.minimum.default), _without_zero(high, aten.maximum.default)
+        high = high.args[0] if is_call(high, aten.abs.default) else high
+        if is_call(low, aten.amin.default) and is_call(high, aten.amax.default) and low.args[0] is high.args[0]:
+            if any(len(part.args) < 2 or not over_last(part.args[1], part.args[0]) for part in (low, high)):
+                raise Refused("absmax is not taken of each row; the operator has a scale for each row")
+            return low.args[0]
+    return None
+
+
+def _without_zero(node: Any, target: Any) -> Any:
+    return node.args[0] if is_call(node, target) and is_zeros(node.args[1]) else node
+
+
 # ---- norm ----
 
 
 def match_norm(value: AnyNode, walk: Walk, accept: frozenset[str]) -> Norm | None:
     """The norm that gave `value`; None if it is none."""
     cols = value_of(value).shape[-1]
+    if is_call(value, *VIEWS) and value_of(value).dim() == 2 and same(value_of(value.args[0]).shape[-1], cols):
+        value = walk.bare(value.args[0])
     node, after = _peel(value, cols, walk)
     beta = None
     before: list[AnyNode] = []
@@ -232,6 +285,8 @@ def match_norm(value: AnyNode, walk: Walk, accept: frozenset[str]) -> Norm | Non
                 break
     found = _normalized(node, walk)
     if found is None:
+        if _is_divided_by_length(node):
+            raise Refused("the rows are divided by their length; the operator has epsilon under the root, and no bound")
         return None
     base, epsilon = found
     if beta is None and len(after) > 1:
@@ -285,6 +340,19 @@ def _normalized(node: Any, walk: Walk) -> tuple[AnyNode, float] | None:
             raise Refused(f"epsilon is {epsilon:g}; the operator's is 0 or more")
         return widened(squared), epsilon
     return None
+
+
+def _is_divided_by_length(node: Any) -> bool:
+    """x / (c·sqrt(sum(x²)) + epsilon), or with a bound instead of epsilon."""
+    while is_call(node, *MULS) and is_number(node.args[1]):
+        node = node.args[0]
+    if not is_call(node, *DIVS):
+        return False
+    length = node.args[1]
+    while is_call(length, convert, aten.expand.default, *MULS, *ADDS) or _bounds(length) is not None:
+        length = length.args[0]
+    inner = _root(length, 0.5, Walk()) if is_tensor(length) else None
+    return is_call(length, aten.linalg_vector_norm.default) or is_call(inner, aten.sum.dim_IntList)
 
 
 def _root(node: Any, exponent: float, walk: Walk) -> Any:
@@ -424,46 +492,52 @@ def _put(
     with graph.inserting_before(first):
         x1: AnyNode = _given(norm.x1, sums, order[first])
         x2: AnyNode = _given(norm.x2, sums, order[first])
-        if x2 is None:
-            x2 = new_call(graph, aten.full_like.default, x1, 0.0)
         gamma = norm.gamma
         if gamma is None:
-            size = value_of(x1).shape[-1]
-            if not isinstance(size, int):
-                size = new_call(graph, aten.sym_size.int, x1, -1)
-            gamma = _ones(graph, size, value_of(x1).device)
+            gamma = new_tensor(graph, x1, value_of(x1).shape[-1:], torch.float32, 1.0)
         weights = [_as_accepted(graph, w, x1) for w in (gamma, *smooths, *[None] * (2 - len(smooths)), norm.beta)]
-        call = new_call(
-            graph, torch.ops.anyfuse.add_rms_norm_dynamic_quant.default,
-            x1, x2, *weights, norm.epsilon, True, len(smooths) == 2, "int8", "formula",
-        )  # fmt: skip
-        y1, y2, x, scale1, scale2 = (new_call(graph, operator.getitem, call, i) for i in range(5))
-    results = [(y1, scale1), (y2, scale2)]
+        named = dict(zip(ARGUMENTS, (x1, x2, *weights, norm.epsilon), strict=True))
+        shape = value_of(x1).shape
+        written: Written = dict.fromkeys(("y1", "scale1", "y2", "scale2", "x"))
+        for i in range(1, len(smooths) + 1):
+            y = written[f"y{i}"] = new_tensor(graph, x1, shape, torch.int8)
+            written[f"scale{i}"] = new_tensor(graph, x1, shape[:-1], torch.float32)
+        if norm.total is not None:
+            written["x"] = new_tensor(graph, x1, shape, dtype_of(x1))
+        new = functional_call(graph, _normed_codes.call, named, written)
+        sizes: Any = y.args[0]
+    results = [(new[0], new[1]), (new[2], new[3])] if len(smooths) == 2 else [(new[0], new[1])]
     for quantization, other in found:
         codes, scale = results[smooths.index(other.smooth)]
+        viewed = value_of(quantization.codes).dim() != value_of(codes).dim()
+        if viewed:
+            with graph.inserting_before(first):
+                codes = new_call(graph, aten.reshape.default, codes, [-1, sizes[-1]])
+                scale = new_call(graph, aten.reshape.default, scale, [-1])
         _use_scale(graph, quantization, scale)
         quantization.codes.replace_all_uses_with(codes)
     for _, other in found:
         if other.total is not None:
-            _use_sum(other.total, x, order[first], order)
-            if dtype_of(other.total) == dtype_of(x):
-                sums[other.total] = x, order[first]
+            _use_sum(other.total, new[-1], order[first], order)
+            if dtype_of(other.total) == dtype_of(new[-1]):
+                sums[other.total] = new[-1], order[first]
+
+
+def drop_unused_sums(graph: Graph) -> None:
+    """Calls whose sum nobody takes do not store it."""
+    for node in graph.nodes:
+        if is_call(node, torch.ops.higher_order.auto_functionalized_v2) and node.args[0] is _normed_codes.call:
+            bases, place = node.kwargs["_all_bases"], node.kwargs["_x_base_index"]
+            if place is not None and all(user.args[1] != place + 1 for user in node.users):
+                node.kwargs = {**node.kwargs, "_x_base_index": None, "_all_bases": bases[:place]}
+                node.meta["val"] = value_of(node)[: place + 1]
+    graph.eliminate_dead_code()
 
 
 def _given(node: AnyNode | None, sums: dict[AnyNode, tuple[AnyNode, int]], position: int) -> AnyNode | None:
     """What an earlier call gives in place of a node; the node itself where none does."""
     x, start = sums.get(node, (node, -1))
     return x if start < position else node
-
-
-def _ones(graph: Graph, size: Any, device: torch.device) -> AnyNode:
-    node = graph.call_function(aten.full.default, ([size], 1.0), {"dtype": torch.float32, "device": device})
-    symbol = value_of(size) if is_node(size) else size
-    mode = torch._guards.detect_fake_mode([value_of(n) for n in graph.nodes if is_tensor(n)])
-    assert mode is not None
-    with mode:
-        node.meta["val"] = torch.ones(symbol, dtype=torch.float32, device=device)
-    return node
 
 
 def _as_accepted(graph: Graph, weight: AnyNode | None, x: AnyNode) -> AnyNode | None:

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .._soc import restricted
-from . import _matmul, _norm_quant, _report
+from . import _ema_adamw, _matmul, _norm_quant, _report
 from ._graph import Refused, aten, convert, dtype_of, is_call, is_tensor, line_of, value_of
 
 
@@ -17,6 +17,7 @@ def fuse(graph: Graph, accept: frozenset[str], matmul: bool, always: bool) -> No
         reason = "a product profile is set, and plain code is not bound to what a product accepts"
         _report.current.misses.append(_report.Miss("", reason, "anyfuse.soc"))
         return
+    _fuse_steps(graph, accept, always)
     order = {node: i for i, node in enumerate(graph.nodes)}
     _fuse_norms(graph, accept, always, order)
     if matmul:
@@ -50,6 +51,8 @@ def _fuse_norms(graph: Graph, accept: frozenset[str], always: bool, order: dict[
                 continue
             if match is not None:
                 found.append(match)
+        elif is_call(node, aten.round.default) and _on_cpu(node) and _norm_quant.rounds_rows_for_no_codes(node):
+            _miss(_norm_quant.NAME, node, "the codes are not stored in int8, as the operator's are")
     if not always:
         shared = [_norm_quant.is_used_elsewhere(norm, found) for _, norm in found]
         for (quantization, _), also in zip(found, shared, strict=True):
@@ -59,6 +62,7 @@ def _fuse_norms(graph: Graph, accept: frozenset[str], always: bool, order: dict[
         found = [match for match, also in zip(found, shared, strict=True) if not also]
     calls = _norm_quant.replace(graph, found, order)
     graph.eliminate_dead_code()
+    _norm_quant.drop_unused_sums(graph)
     left = set(graph.nodes)
     report = _report.current
     if calls:
@@ -80,6 +84,28 @@ def _match_norm(node: Node, accept: frozenset[str]) -> tuple[_norm_quant.Quantiz
         if name not in accept:
             raise Refused(text)
     return quantization, norm
+
+
+def _fuse_steps(graph: Graph, accept: frozenset[str], always: bool) -> None:
+    def refuse(node: Node, reason: str) -> None:
+        _miss(_ema_adamw.NAME, node, reason)
+
+    _ema_adamw.share_scalars(graph)
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    found = []
+    for step in _ema_adamw.match_steps(graph, refuse):
+        unwanted = [text for name, text in step.differences.items() if name not in accept]
+        if unwanted:
+            refuse(step.values[0], unwanted[0])
+        elif _on_cpu(step.grad):
+            found.append(step)
+    for steps in _ema_adamw.calls(found, order):
+        if always or _ema_adamw.pays(steps):
+            _ema_adamw.replace(graph, steps, order)
+            _report.current.fused[_ema_adamw.NAME] += 1
+            _report.current.accepted.update({name for step in steps for name in step.differences})
+        else:
+            refuse(steps[0].values[0], f"{len(steps)} tensors are too small to win by a call (always=True)")
 
 
 def _fuse_matmuls(graph: Graph, always: bool) -> None:

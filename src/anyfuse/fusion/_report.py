@@ -47,7 +47,9 @@ class Report:
         lines += [f"row quantizations replaced: {self.quantizations}"] if self.quantizations else []
         lines += [f"accepted, {name}: {count}" for name, count in sorted(self.accepted.items())]
         lines += [f"norms also computed unfused: {self.kept}"] if self.kept else []
-        lines += [f"not fused, {miss.operator} at {miss.where}: {miss.reason}" for miss in self.misses]
+        for miss, count in Counter(self.misses).items():
+            times = f" ({count} times)" if count > 1 else ""
+            lines.append(f"not fused, {miss.operator} at {miss.where}: {miss.reason}{times}")
         return "\n".join(lines)
 
 

@@ -406,19 +406,19 @@ def _cpu(call: Call) -> Results:
 
 
 def run_native(
-    x1: Tensor, x2: Tensor, gamma: Tensor, smooth_scale1: Tensor | None, smooth_scale2: Tensor | None,
-    beta: Tensor | None, epsilon: float, branches: tuple[Tensor | None, Tensor | None, Tensor, Tensor], x: Tensor,
-    y_dtype: str, convention: str,
+    x1: Tensor, x2: Tensor | None, gamma: Tensor, smooth_scale1: Tensor | None, smooth_scale2: Tensor | None,
+    beta: Tensor | None, epsilon: float, branches: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
+    x: Tensor | None, y_dtype: str, convention: str,
 ) -> None:  # fmt: skip
     """The native call on contiguous tensors that are checked already. `branches` are y1, y2 (None where it is not
-    produced) and their scales."""
+    produced) and their scales. Without x2 nothing is added; without x the sum is not stored."""
     y1, y2, scale1, scale2 = branches
     cols = x1.shape[-1]
     _native(
         Params(
             _core.sizeof(Params), x1.numel() // cols if cols else x1.shape[:-1].numel(), cols,
-            x1.data_ptr(), x2.data_ptr(), gamma.data_ptr(), _at(smooth_scale1), _at(smooth_scale2), _at(beta),
-            _at(y1), _at(y2), x.data_ptr(),
+            x1.data_ptr(), _at(x2), gamma.data_ptr(), _at(smooth_scale1), _at(smooth_scale2), _at(beta),
+            _at(y1), _at(y2), _at(x),
             scale1.data_ptr() if y1 is not None else None, scale2.data_ptr() if y2 is not None else None, epsilon,
             number[x1.dtype], number[gamma.dtype], _number(smooth_scale1), _number(smooth_scale2), _number(beta),
             _core.DTYPES[y_dtype], _core.CONVENTIONS[convention], torch.get_num_threads(),

@@ -203,13 +203,16 @@ def reference(
     convention: str,
     grad_factor: float = 1.0,
     seed: int | None = None,
+    corrections: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
     device = convention == "device"
     g, p, m_old, v_old, s_old = (d.real(tensor) for tensor in (grad, var, m, v, s))
     b1, b2, decay, wd = d.f32(beta1), d.f32(beta2), d.f32(ema_decay), d.f32(weight_decay)
     rest1, rest2, rest = (d.f32(1.0 - (d.f32(x) if device else x)) for x in (beta1, beta2, ema_decay))
-    c1, c2 = (d.f32(1.0 - d.f32(d.power(b, step))) if bias_correction else 1.0 for b in (b1, b2))
+    c1, c2 = (d.f32(c or 1.0 - d.f32(d.power(b, step))) for b, c in zip((b1, b2), corrections, strict=True))
+    if not bias_correction:
+        c1 = c2 = 1.0
 
     g = g * d.f32(grad_factor)
     if mode == 0:
@@ -270,6 +273,8 @@ class Params(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_params"):
         ("maximize", _core.i32),
         ("threads", _core.i32),
         ("stochastic_rounding", _core.i32),
+        ("correction1", _core.f64),
+        ("correction2", _core.f64),
     ]
 
 
@@ -280,6 +285,12 @@ number = d.NUMBERS
 def _cpu(call: Call) -> None:
     check(call)
     call.check_memory()
+    run(call)
+
+
+def run(call: Call, corrections: tuple[float, float] = (0.0, 0.0)) -> None:
+    """A step on the CPU of a call that is checked already. `corrections` that are not 0 stand for 1 - beta1^step and
+    1 - beta2^step."""
     if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
     steps = d.step_values(call.step, len(call.var))
@@ -294,7 +305,7 @@ def _cpu(call: Call) -> None:
                 lr=lr, ema_decay=call.ema_decay, beta1=call.beta1, beta2=call.beta2, eps=call.eps, mode=call.adam_mode,
                 bias_correction=call.bias_correction, weight_decay=call.weight_decay, convention=call.convention,
                 grad_factor=(-1.0 if call.maximize else 1.0) / scale,
-                seed=seeds[i] if call.stochastic_rounding else None,
+                seed=seeds[i] if call.stochastic_rounding else None, corrections=corrections,
             )  # fmt: skip
             d.assign([tensors[i] for tensors in worked_on], results)
     else:
@@ -314,7 +325,7 @@ def _cpu(call: Call) -> None:
                 _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
                 lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.weight_decay, scale,
                 call.adam_mode, call.bias_correction, _core.CONVENTIONS[call.convention], call.maximize,
-                torch.get_num_threads(), bool(call.stochastic_rounding),
+                torch.get_num_threads(), bool(call.stochastic_rounding), *corrections,
             )
         )  # fmt: skip
     d.write_back(*zip(call.updated, worked_on, strict=True))
