@@ -3,7 +3,7 @@ that they are made with, and whether they still hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -57,42 +57,27 @@ class Kept:
         except (RuntimeError, TypeError, KeyError):  # no tensor, or one without memory of its own
             return False
 
-    def next_steps(self) -> list[int]:
-        """The numbers of the step to be taken."""
-        return next_steps(self.states)
 
-
-class Plan:
-    """The rows of one native call, kept from step to step.
-
-    Everything is checked when a plan is made. Later steps only compare whether it still holds, and gather the addresses
-    of gradients: the same parameters and states (`Kept`), dense gradients of the same dtypes and sizes with memory of
-    their own. Parameters and gradients that are not contiguous pass through buffers of the plan.
+class StepPlan:
+    """What the plans of one native call have in common: everything is checked when a plan is made, and later steps only
+    compare whether it still holds. It holds for the same parameters and states (`Kept`), and for dense gradients of the
+    same dtypes and sizes with memory of their own. What is not contiguous passes through buffers of the plan.
 
     Args:
-        row: the row struct of the operator.
-        params, grads, states: one of each a row.
-        fields: the row's field to the key in the state, for its tensors; a state without the key leaves null.
-        dtypes: the row's field for the dtype to that of the tensor, where it has one ("grad", "var" and such of
-            `fields`).
+        params, states: one of each a row; of this rank.
+        keys: of the tensors in a state.
+        grads: dense gradients of the first parameters.
     """
 
     #: The options of the group that it was made for.
     options: tuple[Any, ...] = ()
 
     def __init__(
-        self,
-        row: type[_core.Struct],
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        states: Sequence[State],
-        fields: Mapping[str, str],
-        dtypes: Mapping[str, str],
+        self, params: Sequence[Tensor], states: Sequence[State], keys: Collection[str], grads: Sequence[Tensor]
     ) -> None:
-        self.params, self.states = list(sharding.locals_of(params)), list(states)
-        _check_rows(self.params, grads, states, fields.values())
-        self._kept = Kept(params, states, fields.values())
-        tensors = [state[key] for state in states for key in fields.values() if key in state]
+        self._kept = Kept(params, states, keys)
+        self.params, self.states = self._kept.params, self._kept.states
+        tensors = [state[key] for state in states for key in keys if key in state]
         self._memory = Memory([("a parameter", self.params), ("an optimizer state", tensors)])
         self._memory.check(grads)
         self._first = self._now = describe(list(grads))
@@ -100,15 +85,6 @@ class Plan:
         self._var.see(describe(self.params))
         self._grad.see(self._now)
         self._written = [param for param in self.params if not param.is_inference()]
-
-        self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
-        columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
-        columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
-        self.rows["numel"] = self._first["numel"]
-        for field, those in columns.items():
-            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
-        for field, of in dtypes.items():
-            self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
 
     def holds(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
         if not self._kept.hold(params):
@@ -123,13 +99,8 @@ class Plan:
         return True
 
     def next_steps(self) -> list[int]:
-        return self._kept.next_steps()
-
-    def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
-        """Brings this step's numbers, and values of what is not contiguous, into the rows."""
-        self._var.read(self.params)
-        self.rows["grad"] = self._grad.addresses(grads, self._now)
-        self.rows["step"] = steps[0] if _uniform(steps) else steps
+        """The numbers of the step to be taken."""
+        return next_steps(self.states)
 
     def end(self) -> None:
         """Writes back what is not contiguous, and bumps the parameters' version counters, so that a stale backward
@@ -137,6 +108,45 @@ class Plan:
         all else here.)"""
         self._var.write(self.params)
         torch.autograd.graph.increment_version(self._written)
+
+
+class Plan(StepPlan):
+    """The rows of one native call for dense gradients, kept from step to step; a step gathers the gradients' addresses.
+
+    Args:
+        row: the row struct of the operator.
+        params, grads, states: one of each a row.
+        fields: the row's field to the key in the state, for its tensors; a state without the key leaves null.
+        dtypes: the row's field for the dtype to that of the tensor, where it has one ("grad", "var" and such of
+            `fields`).
+    """
+
+    def __init__(
+        self,
+        row: type[_core.Struct],
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        states: Sequence[State],
+        fields: Mapping[str, str],
+        dtypes: Mapping[str, str],
+    ) -> None:
+        params = sharding.locals_of(params)
+        _check_rows(params, grads, states, fields.values())
+        super().__init__(params, states, fields.values(), grads)
+        self.rows = np.zeros(len(self.params), dtype=np.dtype(row))
+        columns: dict[str, Sequence[Any]] = {"grad": self._grad.read(grads), "var": self._var.read(self.params)}
+        columns |= {field: [state.get(key) for state in states] for field, key in fields.items()}
+        self.rows["numel"] = self._first["numel"]
+        for field, those in columns.items():
+            self.rows[field] = [0 if tensor is None else tensor.data_ptr() for tensor in those]
+        for field, of in dtypes.items():
+            self.rows[field] = [0 if t is None else d.NUMBERS[t.dtype] for t in columns[of]]
+
+    def begin(self, grads: Sequence[Tensor], steps: Sequence[int]) -> None:
+        """Brings this step's numbers, and values of what is not contiguous, into the rows."""
+        self._var.read(self.params)
+        self.rows["grad"] = self._grad.addresses(grads, self._now)
+        self.rows["step"] = steps[0] if _uniform(steps) else steps
 
     def address(self) -> int:
         return self.rows.ctypes.data

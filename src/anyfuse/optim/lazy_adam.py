@@ -24,14 +24,11 @@ from ._options import check_choice, check_flag, check_whole
 from ._plans import (
     STRIDED,
     Group,
-    Kept,
-    Memory,
     State,
-    Through,
+    StepPlan,
     check_param,
     check_state,
     count_steps,
-    described_alike,
     first_seed,
     layout_of,
     next_steps,
@@ -282,7 +279,7 @@ class LazyAdam(FusedOptimizer):
         direct, dense = params[: grads.direct], len(grads.dense)
         made_for = _counts_rows(group), group["rounding_seed"]
         plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), made_for)
-        steps = plan.kept.next_steps()
+        steps = plan.next_steps()
         op.check_step_values(list({*steps}), call)
         others = [
             self._run_of(number, group, param, update, grad_scale, call)
@@ -296,7 +293,7 @@ class LazyAdam(FusedOptimizer):
         def run() -> None:
             if direct:
                 plan.run(grads, paddings, steps, lr, grad_scale, call)
-                count_steps(plan.kept.states, steps)
+                count_steps(plan.states, steps)
             for run_other in others:
                 run_other()
 
@@ -362,49 +359,27 @@ class LazyAdam(FusedOptimizer):
         return adapted
 
 
-class TablePlan:
+class TablePlan(StepPlan):
     """The rows of one native call, kept from step to step: what stays is written once, and each step adds its own.
     Those of dense gradients come first, and are renewed all at once."""
-
-    options: tuple[Any, ...] = ()
 
     def __init__(
         self, params: Sequence[Tensor], states: Sequence[State], dense: Sequence[Tensor], seeds: Sequence[int]
     ) -> None:
-        self.kept = Kept(params, states, ("exp_avg", "exp_avg_sq", "row_step"))
-        params = self.kept.params
+        params = sharding.locals_of(params)
         for param, state in zip(params, states, strict=True):
             _check_tensors(param, state)
-        tensors = _tensors_of(states)
-        self._memory = Memory([("a parameter", params), ("an optimizer state", tensors)])
-        self._memory.check(dense)
-        self._first = self._now = describe(list(dense))
-        self._gradients, self._params = Through(), Through()
-        self._params.see(describe(params))
-        self._gradients.see(self._now)
-        self._written = [tensor for tensor in (*params, *tensors) if not tensor.is_inference()]
+        super().__init__(params, states, ("exp_avg", "exp_avg_sq", "row_step"), dense)
         self.rows = rows = np.zeros(len(params), dtype=np.dtype(op.Row))
         rows["rows"] = rows["n"] = list(map(_rows_of, params))
         rows["dim"] = list(map(_dim_of, params))
-        rows["var"] = self._params.addresses(params, describe(params))
+        rows["var"] = self._var.addresses(params, describe(self.params))
         rows["var_dtype"] = list(d.dtype_numbers(params))
         rows["seed"] = seeds
         rows["indices_dtype"], rows["padding_idx"] = _ALL, op.NO_PADDING
         rows["gradient_dtype"][: len(dense)] = self._first["dtype"]
         for field, key in (("m", "exp_avg"), ("v", "exp_avg_sq"), ("row_step", "row_step")):
             rows[field] = [state[key].data_ptr() if key in state else 0 for state in states]
-
-    def holds(self, params: Sequence[Tensor], dense: Sequence[Tensor]) -> bool:
-        if not self.kept.hold(params):
-            return False
-        now = described_alike(dense, self._first, self.kept.params)
-        if now is None:
-            return False
-        if not self._memory.is_apart_from(now):
-            self._memory.check(dense)
-        self._now = now
-        self._gradients.see(now)
-        return True
 
     def run(
         self,
@@ -415,10 +390,10 @@ class TablePlan:
         grad_scale: float,
         call: op.Call,
     ) -> None:
-        rows, params = self.rows, self.kept.params
-        self._params.read(params)
+        rows = self.rows
+        self._var.read(self.params)
         dense, named = np.split(rows, [len(grads.planned)])
-        dense["gradient"] = self._gradients.addresses(grads.planned, self._now)
+        dense["gradient"] = self._grad.addresses(grads.planned, self._now)
         updates = grads.rows[: len(named)]
         # Values of rows come with their ids, in another number at each step: nothing of them is kept.
         gradients = [update.gradient.contiguous() for update in updates]
@@ -433,17 +408,15 @@ class TablePlan:
         try:
             _native(op.params(call, rows.ctypes.data, len(rows), grad_scale))
         except IndexError:
-            op.check_ids(call._replace(indices=list(indices), var=params[len(dense) :]))  # says which
+            op.check_ids(call._replace(indices=list(indices), var=self.params[len(dense) :]))  # says which
             raise
-        self._params.write(params)
-        torch.autograd.graph.increment_version(self._written)
+        self.end()
 
 
 _native = _core.function("lazy_adam", op.Params)
 _choices = itemgetter(
     "bias_correction", "eps_mode", "decay_mode", "padding_idx", "stochastic_rounding", "rounding_seed", "eps"
 )
-_moments = itemgetter("exp_avg", "exp_avg_sq")
 
 
 def _turn(pair: tuple[Tensor, Tensor | Update]) -> int:
@@ -452,11 +425,6 @@ def _turn(pair: tuple[Tensor, Tensor | Update]) -> int:
     if isinstance(update, Tensor):
         return 0
     return 1 if update.is_mask or sharding.local(param).is_contiguous() else 2
-
-
-def _tensors_of(states: Sequence[State]) -> list[Tensor]:
-    moments = [tensor for state in states for tensor in _moments(state)]
-    return moments + [state["row_step"] for state in states if "row_step" in state]
 
 
 def _check_tensors(param: Tensor, state: State) -> None:
