@@ -364,3 +364,127 @@ def test_a_correction_of_0_divides_by_0() -> None:
     lists = state(1)
     _corrected_step.step(*lists, torch.zeros(()), torch.zeros(()), None, None, LR, DECAY, EMA, BETA1, BETA2, EPS, 1)
     assert lists[1][0].isnan().all() and lists[2][0].isfinite().all()
+
+
+# ---- what looks like a step and is another, or is one whose numbers need care ----
+
+
+def with_update(change: Callable[..., None]) -> Callable[..., None]:
+    """A step without corrections whose weights are changed by `change(p, m, root, *scalars)`."""
+
+    def step(lists: Lists, *scalars: Tensor) -> None:
+        for g, p, m, v, s in zip(*lists, strict=True):
+            m.mul_(BETA1).add_(g, alpha=1 - BETA1)
+            v.mul_(BETA2).add_((1 - BETA2) * g * g)
+            change(p, m, v.sqrt(), *scalars)
+            s.mul_(EMA).add_(p, alpha=1 - EMA)
+
+    return step
+
+
+def check_close(function: Callable[..., None], *scalars: Tensor, fused: bool) -> None:
+    """With every difference accepted, three steps differ by last bits of weights and updates of size 1."""
+    given = state()
+    want = copy.deepcopy(given)
+    run_fused = compiled(function, ("order",))
+    for _ in range(3):
+        with SeparatelyRounded():
+            function(want, *scalars)
+        run_fused(given, *scalars)
+    assert bool(fusion.report().fused) == fused, fusion.report()
+    for a, b in zip(want, given, strict=True):
+        torch.testing.assert_close(b, a, rtol=2.0**-19, atol=2.0**-22)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_scalars_of_other_widths_are_multiplied_in_float32_at_least(dtype: torch.dtype) -> None:
+    def change(p: Tensor, m: Tensor, root: Tensor, lr: Tensor, correction: Tensor) -> None:
+        p.mul_(1 - LR * DECAY).sub_(lr * (m / correction) / (root + EPS))
+
+    check_close(with_update(change), torch.tensor(0.0123, dtype=dtype), torch.tensor(0.37, dtype=dtype), fused=True)
+
+
+def test_a_number_in_a_16_bit_tensor_is_the_rounded_one() -> None:
+    def change(p: Tensor, m: Tensor, root: Tensor) -> None:
+        p.sub_(torch.full((), 0.0123, dtype=torch.bfloat16) * (m / (root + EPS)))
+
+    check_close(with_update(change), fused=True)
+
+    def mean(lists: Lists) -> None:
+        for g, p, m, v, s in zip(*lists, strict=True):
+            m.copy_(torch.full((), BETA1, dtype=torch.bfloat16) * m + (1 - BETA1) * g)
+            v.mul_(BETA2).add_((1 - BETA2) * g * g)
+            p.sub_(LR * (m / (v.sqrt() + EPS)))
+            s.mul_(EMA).add_(p, alpha=1 - EMA)
+
+    check_close(mean, fused=False)
+
+
+def test_weights_that_decay_beside_a_rate_of_0() -> None:
+    def change(p: Tensor, m: Tensor, root: Tensor) -> None:
+        p.mul_(0.99).sub_(0.0 * (m / (root + EPS)))
+
+    check_close(with_update(change), fused=False)
+
+
+@pytest.mark.parametrize("scalars", [(), (torch.tensor(-1.0),)])
+def test_a_factor_of_the_root_that_may_be_negative_is_no_correction(scalars: tuple[Tensor, ...]) -> None:
+    def change(p: Tensor, m: Tensor, root: Tensor, factor: float | Tensor = -1.0) -> None:
+        p.add_(LR * (m / (root * factor + -1e-2)))
+
+    check_close(with_update(change), *scalars, fused=False)
+
+
+def test_factors_whose_squares_are_no_floats_stay() -> None:
+    def change(p: Tensor, m: Tensor, root: Tensor) -> None:
+        p.sub_(1e-26 * (m / (root * 1e-24 + 1e-30)))
+
+    check_close(with_update(change), fused=False)
+
+
+def test_a_decay_that_is_added_unrounded_is_no_part_of_the_call() -> None:
+    """As a part of the gradient it is the graph's, with equal bits; as one of the update the step is another."""
+
+    def l2(lists: Lists, decay: Tensor) -> None:
+        grad, *rest = lists
+        uncorrected_l2([[torch.addcmul(g, p, decay) for g, p in zip(grad, rest[0], strict=True)], *rest], decay)
+
+    uncorrected_l2 = with_update(lambda p, m, root, _: p.sub_(LR * (m / (root + EPS))))
+    given, decay = state(), torch.tensor(0.3)
+    want = copy.deepcopy(given)
+    with SeparatelyRounded():
+        l2(want, decay)
+    compiled(l2)(given, decay)
+    assert fusion.report().fused == {STEP: 1} and not fusion.report().accepted
+    assert equal(want, given)
+    update = with_update(lambda p, m, root, wd: p.sub_(LR * torch.addcmul(m / (root + EPS), p, wd)))
+    check_close(update, decay, fused=False)
+
+
+def two_averages(lists: Lists, others: list[Tensor]) -> None:
+    uncorrected(lists, torch.zeros(()))
+    for p, t in zip(lists[1], others, strict=True):
+        t.mul_(EMA).add_(p, alpha=1 - EMA)
+
+
+def average_of_an_average(lists: Lists, others: list[Tensor]) -> None:
+    uncorrected(lists, torch.zeros(()))
+    for s, t in zip(lists[4], others, strict=True):
+        t.mul_(0.5).add_(s * 0.5)
+
+
+@pytest.mark.parametrize(("function", "misses"), [(two_averages, 3), (average_of_an_average, 0)])
+def test_a_second_average_takes_what_the_call_gives(function: Callable[..., None], misses: int) -> None:
+    given = state()
+    want, others = copy.deepcopy(given), [state()[0] for _ in range(2)]
+    run_fused = compiled(function)
+    for _ in range(3):
+        with SeparatelyRounded():
+            function(want, others[0])
+        run_fused(given, others[1])
+    assert fusion.report().fused == {STEP: 1}
+    reasons = [miss.reason for miss in fusion.report().misses]
+    assert len(reasons) == misses and all("another call writes" in reason for reason in reasons)
+    assert equal(want, given)
+    for a, b in zip(*others, strict=True):
+        torch.testing.assert_close(b, a, rtol=2.0**-22, atol=2.0**-24)  # torch does not round products by `alpha`

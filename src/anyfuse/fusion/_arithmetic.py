@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ._graph import (
+    HALVES,
     AnyNode,
     aten,
     convert,
@@ -37,6 +38,7 @@ _ARGUMENTS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "pow": 2, "sqrt": 1, "neg": 1, "reciprocal": 1, "fma": 3, "addcmul": 3,
     "addcdiv": 3,
 }  # fmt: skip
+_WIDE = (torch.float32, torch.float64)  # hold a number as it takes part in float32 arithmetic; others round it first
 _FACTORS = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
 
 
@@ -125,19 +127,29 @@ class Product(NamedTuple):
     def is_zero(self) -> bool:
         return self.number == 0
 
+    def is_moderate(self) -> bool:
+        """Whether its number's square and its inverse are float32 that lose no digits."""
+        return 2.0**-60 <= abs(self.number) <= 2.0**60
+
     def put(self, graph: Graph) -> Node | None:
         """The graph's node of its value; None where it is a number."""
         if self.is_number():
             return None
-        node: Any = self.over[0] if self.over else None
-        for factor in self.over[1:]:
+        # Arithmetic of tensors takes scalars of 16 bits as they are; a product of two would be rounded to 16 bits.
+        over, under = ([_widened(graph, node) for node in nodes] for nodes in (self.over, self.under))
+        node: Any = over[0] if over else None
+        for factor in over[1:]:
             node = new_call(graph, aten.mul.Tensor, node, factor)
-        for i, divisor in enumerate(self.under):
+        for i, divisor in enumerate(under):
             if node is None and i == 0:
                 node = new_call(graph, aten.reciprocal.default, divisor)
             else:
                 node = new_call(graph, aten.div.Tensor, node, divisor)
         return node if self.number == 1 else new_call(graph, aten.mul.Tensor, node, self.number)
+
+
+def _widened(graph: Graph, node: Node) -> Node:
+    return new_call(graph, convert, node, torch.float32) if dtype_of(node) in HALVES else node
 
 
 ONE, ZERO = Product(1.0), Product(0.0)
@@ -147,7 +159,7 @@ def as_product(value: Any) -> Product | None:
     """A number, a tensor that is filled with one, or a one-element tensor as a scalar; None for other values."""
     if is_number(value):
         return Product(float(value))
-    if is_call(value, aten.full.default) and is_number(value.args[1]):
+    if is_call(value, aten.full.default) and is_number(value.args[1]) and dtype_of(value) in _WIDE:
         return Product(float(value.args[1]))
     if is_tensor(value) and value_of(value).dtype.is_floating_point and value_of(value).dim() < 2:
         return Product(1.0, (value,)) if same(value_of(value).numel(), 1) else None

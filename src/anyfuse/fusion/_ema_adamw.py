@@ -114,7 +114,8 @@ def match_steps(graph: Graph, refuse: Callable[[AnyNode, str], None]) -> list[St
     for target, value in copies.items():
         if value not in inputs or target in _parts(value):  # others are copies of it
             inputs[value] = target
-    found = []
+    found: list[Step] = []
+    written: set[AnyNode] = set()
     for target, value in copies.items():
         mean = _mean(value, target)
         var = None if mean is None else inputs.get(stored(mean.value))
@@ -125,8 +126,14 @@ def match_steps(graph: Graph, refuse: Callable[[AnyNode, str], None]) -> list[St
         except Refused as reason:
             refuse(copies[var], str(reason))
             continue
-        if step is not None:
-            found.append(step)
+        if step is None:
+            continue
+        if not written.isdisjoint(step.written):
+            both = next(node for node in step.written if node in written)
+            refuse(step.values[3], f"another call writes {both.name} already")
+            continue
+        written.update(step.written)
+        found.append(step)
     return found
 
 
@@ -159,8 +166,8 @@ def _match(
 ) -> Step | None:
     update = _exact_update(copies[var], var, inputs) or _any_update(copies[var], var, inputs)
     if update is None:
-        if not _has_a_root(copies[var]):
-            return None  # an average behind another optimizer
+        if not _has_a_root(copies[var]) or _mean(copies[var], var) is not None:
+            return None  # an average behind another optimizer, or of another average
         raise Refused("the update is not lr * (m / (sqrt(v) + eps) + weight_decay * var)")
     first, second = _mean(copies[update.m], update.m), _mean_square(copies[update.v], update.v)
     if first is None or second is None:
@@ -293,7 +300,9 @@ def _scaled(node: Any) -> tuple[Product, Any] | None:
 
 
 def _decayed(change: Any, var: AnyNode) -> tuple[Any, Product]:
-    """The update without its decay of the weights, and that decay."""
+    """The update without its decay of the weights, and that decay, where it is rounded before it is added."""
+    if is_unrounded(change):
+        return change, ZERO
     for (one, rest), (factor, decayed) in _orders(change):
         scaled = _scaled(decayed) if factor == 1 else (Product(factor), decayed)
         if one == 1 and scaled is not None and _is(scaled[1], var):
@@ -325,11 +334,13 @@ def _any_update(value: AnyNode, var: AnyNode, inputs: dict[AnyNode, AnyNode]) ->
         bottoms = [part for part in (step.bottom, inner.bottom) if part is not None]
         if len(bottoms) != 1 or (step.bottom is not None and not decay.is_zero()):
             continue
+        if not inner.factor.is_moderate():
+            continue
         lr, root, eps = step.factor.times(Product(-sign)), *_root(bottoms[0])
         if root is None or stored(inner.top) not in inputs or stored(root.top) not in inputs:
             continue
         before = _complement(kept.factor.times(Product(keep)))
-        if before is None or not (decay.is_zero() or before.is_zero()):
+        if before is None or not (before.is_zero() or (decay.is_zero() and lr.is_moderate())):
             continue
         text = "the corrections are not applied to the moments"
         if not before.is_zero():
@@ -346,17 +357,32 @@ def _any_update(value: AnyNode, var: AnyNode, inputs: dict[AnyNode, AnyNode]) ->
 
 
 def _root(bottom: Any) -> tuple[Any, float]:
-    """c·v of sqrt(c·v) + eps as a fraction, and eps; factors of the root are taken below it."""
+    """c·v of sqrt(c·v) + eps as a fraction, and eps; positive factors of the root are taken below it."""
     pair = terms(bottom)
     eps = 0.0
     if pair is not None and pair[1][0] == pair[0][0] == 1 and is_number(pair[1][1]):
         eps, bottom = float(pair[1][1]), pair[0][1]
     outer = fraction(bottom)
     inside = _under_root(outer.top)
-    if inside is None or outer.bottom is not None:
+    if inside is None or outer.bottom is not None or not _is_positive(outer.factor):
         return None, eps
     inner = fraction(inside)
+    if not inner.factor.is_moderate():
+        return None, eps
     return inner._replace(factor=inner.factor.times(outer.factor).times(outer.factor)), eps
+
+
+def _is_positive(factor: Product) -> bool:
+    """Whether a factor is positive for certain, and can be squared: its tensors are roots themselves."""
+    return factor.number > 0 and factor.is_moderate() and all(map(_is_root, (*factor.over, *factor.under)))
+
+
+def _is_root(node: AnyNode) -> bool:
+    while is_call(node, convert):
+        node = node.args[0]
+    return is_call(node, aten.sqrt.default, aten.rsqrt.default) or (
+        is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 0.5
+    )
 
 
 def _complement(kept: Product) -> Product | None:
