@@ -10,6 +10,9 @@ import torch
 from optimizers import CLASSES, VARIANTS, equal, train, values
 from torch import Tensor, nn
 
+import anyfuse
+from anyfuse.ops import _arguments
+
 Make = Callable[..., Any]
 
 
@@ -160,3 +163,49 @@ def test_a_gradient_of_another_shape_and_the_same_size_is_refused(make: Make) ->
     with pytest.raises(ValueError, match="gradient has shape"):
         optimizer.step()
     assert torch.equal(weight, before)
+
+
+class Made(Tensor):
+    """A tensor of another one, that has no memory of its own."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Made:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined,no-any-return]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(arg.inner if isinstance(arg, Made) else arg for arg in args), **(kwargs or {}))
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_gradient_without_memory_is_refused_before_any_write(make: Make, steps: int) -> None:
+    weights = [nn.Parameter(torch.ones(60)), nn.Parameter(torch.ones(60))]
+    optimizer = make([{"params": [weight]} for weight in weights])
+    for weight in weights:
+        weight.grad = torch.ones(60)
+    for _ in range(steps):
+        optimizer.step()
+    before = [weight.detach().clone() for weight in weights]
+    weights[1].grad = Made(torch.ones(60))
+    with pytest.raises(TypeError, match="gradient is a Made, which has no memory"):
+        optimizer.step()
+    assert equal(weights, before)
+
+
+def test_a_plan_is_made_without_a_question_to_each_tensor(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts whose gradients come and go make a plan at each step; what is sound is looked at all at once."""
+    asked: list[str] = []
+    problem = _arguments.tensor_problem
+    monkeypatch.setattr(_arguments, "tensor_problem", lambda tensor: asked.append("") or problem(tensor))
+    experts = [nn.Parameter(torch.ones(4, 3)) for _ in range(6)]
+    optimizer = make(experts)
+    asked.clear()
+    with anyfuse.backend("native"):
+        for step in range(3):
+            for i, expert in enumerate(experts):
+                expert.grad = torch.ones(4, 3) if (i + step) % 3 else None
+            optimizer.step()
+    assert len(asked) <= len(experts) * 3  # of the state that counts rows alone

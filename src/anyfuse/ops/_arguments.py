@@ -21,6 +21,9 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "ScalarType": (torch.dtype, "a dtype"),
 }
 
+#: Classes whose tensors are not made of others.
+_WITH_MEMORY = (Tensor, torch.nn.Parameter)
+
 #: Arguments whose name in a schema is not the public function's.
 _PUBLIC = {"adam_mode": "mode", "lr_tensor": "lr"}
 
@@ -99,6 +102,9 @@ def tensor_problem(tensor: Tensor) -> str | None:
         return f"a quantized tensor ({str(tensor.dtype).removeprefix('torch.')})"
     if tensor.is_neg() or tensor.is_conj():
         return "a lazily negated or conjugated view (see torch.resolve_neg, torch.resolve_conj)"
-    if tensor.device.type == "cpu" and tensor.numel() and tensor.untyped_storage().nbytes() == 0:
-        return "a tensor whose memory has been released"
+    if tensor.device.type == "cpu" and tensor.numel():
+        if tensor.untyped_storage().nbytes() == 0:
+            return "a tensor whose memory has been released"
+        if type(tensor) not in _WITH_MEMORY and tensor.data_ptr() == 0:
+            return f"a {type(tensor).__name__}, which has no memory of its own"
     return None

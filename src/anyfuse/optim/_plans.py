@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._tensors import describe
+from .._tensors import CPU, describe
 from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
 from . import _sharding as sharding
@@ -179,8 +179,11 @@ class Memory:
 
     def __init__(self, written: Sequence[tuple[str, Sequence[Tensor]]]) -> None:
         self._written = written
-        extents = [d.extent(tensor) for _, tensors in written for tensor in tensors if tensor.numel()]
-        self._starts, self._ends = np.array(sorted(extents), dtype=np.uint64).reshape(-1, 2).T.copy()
+        rows = describe([tensor for _, tensors in written for tensor in tensors])
+        rows = rows[rows["numel"] > 0]
+        starts, ends = rows["data"], rows["data"] + rows["extent"].astype(np.uint64)
+        order = np.lexsort((ends, starts))
+        self._starts, self._ends = starts[order], ends[order]
         self._nested = bool((self._starts[1:] < self._ends[:-1]).any())  # views of one storage, in each other's gaps
 
     def check(self, grads: Sequence[Tensor]) -> None:
@@ -279,8 +282,10 @@ def seeds_of(group: Group, number: int, params: Sequence[Tensor]) -> list[int]:
 
 
 def _check_rows(
-    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Iterable[str]
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Collection[str]
 ) -> None:
+    if are_sound(params, grads, states, keys):
+        return
     for param, grad in zip(params, grads, strict=True):
         check_param(param)
         arguments.check_memory_exists([("a gradient", grad)])
@@ -298,7 +303,52 @@ def _check_rows(
                     d.require_shape(key, state[key], param.shape, "its parameter")
 
 
-def _state_dtypes(key: str, state: State, keys: Iterable[str]) -> Sequence[torch.dtype]:
+def are_sound(
+    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], keys: Collection[str]
+) -> bool:
+    """Whether nothing is to be refused in parameters, dense gradients of the first ones, and the keys of their states.
+
+    What is not sound by this may be so all the same; a check of each tensor says. A plan is made anew whenever other
+    parameters have gradients, as those of a mixture's experts do, and these few calls take a third of such a check.
+    """
+    if not all(state.keys() >= _MOMENTS for state in states):
+        return False
+    try:
+        if not (_are_plain(params, d.FLOATS) and _are_plain(grads, d.FLOATS) and _shapes_agree(grads, params)):
+            return False
+        for key in keys:
+            alike: dict[Sequence[torch.dtype], list[int]] = {}
+            for i, state in enumerate(states):
+                if key in state:
+                    alike.setdefault(_state_dtypes(key, state, keys), []).append(i)
+            for dtypes, at in alike.items():
+                tensors = [states[i][key] for i in at]
+                is_shaped = key.startswith("absmax") or _shapes_agree(tensors, [params[i] for i in at])
+                if not (is_shaped and _are_plain(tensors, dtypes, contiguous=True)):
+                    return False
+    except (RuntimeError, TypeError):  # no tensor, or one without memory of its own
+        return False
+    return True
+
+
+def _are_plain(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], contiguous: bool = False) -> bool:
+    """Whether tensors are of these dtypes and lie in the CPU's memory with their values."""
+    rows = describe(list(tensors))
+    numbers = [d.NUMBERS[dtype] for dtype in dtypes]
+    return (
+        bool(np.isin(rows["dtype"], numbers).all())
+        and bool((rows["device"] == CPU).all())
+        and bool(((rows["data"] != 0) | (rows["numel"] == 0)).all())
+        and (not contiguous or bool(rows["contiguous"].all()))
+        and not any(map(Tensor.is_neg, tensors))
+    )
+
+
+def _shapes_agree(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(a.shape == b.shape for a, b in zip(tensors, others, strict=False))
+
+
+def _state_dtypes(key: str, state: State, keys: Collection[str]) -> Sequence[torch.dtype]:
     """What a tensor of a state may be: moments are codes where the operator and the state have their scales."""
     if key == "ema":
         return d.FLOATS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -26,6 +27,7 @@ from ._plans import (
     Group,
     State,
     StepPlan,
+    are_sound,
     check_param,
     check_state,
     count_steps,
@@ -35,6 +37,7 @@ from ._plans import (
     seeds_of,
 )
 
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _ALL = d.NUMBERS[torch.bool]  # the dtype of a mask; without one, all rows
 
 
@@ -265,8 +268,10 @@ class LazyAdam(FusedOptimizer):
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Gradients) -> None:
         params = sharding.locals_of(params)
         seen = len(grads.planned) if self._plan_holds(number, params[: grads.direct], grads.planned) else 0
-        for param, gradient in zip(params[seen : len(grads.dense)], grads.dense[seen:], strict=True):
-            _check_dense(param, gradient)
+        unseen = params[seen : len(grads.dense)], grads.dense[seen:]
+        if not are_sound(*unseen, (), ()):
+            for param, gradient in zip(*unseen, strict=True):
+                _check_dense(param, gradient)
         for param, update in zip(params[len(grads.dense) :], grads.rows, strict=True):
             _check_update(param, update)
 
@@ -313,7 +318,8 @@ class LazyAdam(FusedOptimizer):
         op.check_step_values([step], call)
         own = call._replace(padding_idx=_padding_of(param, call.padding_idx))
         mine = sharding.local(param)
-        _check_tensors(mine, state)
+        _check_moments(mine, state)
+        _check_row_step(mine, state)
 
         def run() -> None:
             _run_operator(mine, update, state, step, seed, lr, grad_scale, own)
@@ -329,7 +335,7 @@ class LazyAdam(FusedOptimizer):
         mine = sharding.local(param)
         if not state:
             state["step"] = 0
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in _MOMENTS:
                 state[key] = torch.zeros(mine.shape, dtype=torch.float32, device=mine.device)
         if not _counts_rows(group):
             state.pop("row_step", None)
@@ -367,9 +373,12 @@ class TablePlan(StepPlan):
         self, params: Sequence[Tensor], states: Sequence[State], dense: Sequence[Tensor], seeds: Sequence[int]
     ) -> None:
         params = sharding.locals_of(params)
+        are_known = are_sound(params, (), states, _MOMENTS)
         for param, state in zip(params, states, strict=True):
-            _check_tensors(param, state)
-        super().__init__(params, states, ("exp_avg", "exp_avg_sq", "row_step"), dense)
+            if not are_known:
+                _check_moments(param, state)
+            _check_row_step(param, state)
+        super().__init__(params, states, (*_MOMENTS, "row_step"), dense)
         self.rows = rows = np.zeros(len(params), dtype=np.dtype(op.Row))
         rows["rows"] = rows["n"] = list(map(_rows_of, params))
         rows["dim"] = list(map(_dim_of, params))
@@ -427,11 +436,14 @@ def _turn(pair: tuple[Tensor, Tensor | Update]) -> int:
     return 1 if update.is_mask or sharding.local(param).is_contiguous() else 2
 
 
-def _check_tensors(param: Tensor, state: State) -> None:
+def _check_moments(param: Tensor, state: State) -> None:
     arguments.check_memory_exists([("a parameter", param)])
-    for key in ("exp_avg", "exp_avg_sq"):
+    for key in _MOMENTS:
         check_state(key, state[key], (torch.float32,))
         d.require_shape(key, state[key], param.shape, "its parameter")
+
+
+def _check_row_step(param: Tensor, state: State) -> None:
     if "row_step" in state:
         check_state("row_step", state["row_step"], (torch.int32,))
         d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
@@ -450,7 +462,7 @@ def _padding_of(param: Tensor, padding: int | None) -> int | None:
 
 
 def _dim_of(param: Tensor) -> int:
-    return int(np.prod(param.shape[1:], dtype=np.int64))
+    return math.prod(param.shape[1:])
 
 
 def _counts_rows(group: Group) -> bool:
