@@ -14,6 +14,7 @@ from anyfuse import _core
 from anyfuse._sampling import same_bits
 from anyfuse.formats import decode_hifloat8, pack_int4, unpack_int4
 from anyfuse.ops import _dispatch as d
+from anyfuse.ops import add_rms_norm_dynamic_quant as op
 
 quantize = anyfuse.add_rms_norm_dynamic_quant
 NAN, INF = float("nan"), float("inf")
@@ -453,3 +454,23 @@ def test_the_reference_does_not_depend_on_the_default_dtype(shape: tuple[int, ..
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", d.FLOATS)
+@pytest.mark.parametrize("y_dtype", ["int8", "float8_e4m3fn"])
+def test_the_native_call_without_x2_or_a_place_for_the_sum(target: str, dtype: torch.dtype, y_dtype: str) -> None:
+    """A null x2 is a zero one, a null x changes nothing else: for whole blocks, tails, several segments."""
+    codes = getattr(torch, y_dtype)
+    for cols in (1, 63, 64, 130, 20000):
+        x1, gamma = torch.randn(3, cols).add(3).to(dtype), torch.rand(cols).to(dtype)
+        results = []
+        for x2 in (torch.zeros_like(x1), None):
+            for x in (torch.full_like(x1, 7), None):
+                y, scale = torch.empty(3, cols, dtype=codes), torch.empty(3)
+                with _core.target(target):
+                    branches = y, None, scale, scale
+                    op.run_native(x1, x2, gamma, None, None, None, 1e-6, branches, x, y_dtype, "formula")
+                assert x is None or torch.equal(x, x1)
+                results.append((y.view(torch.uint8), scale))
+        for y, scale in results[1:]:
+            assert torch.equal(y, results[0][0]) and torch.equal(scale, results[0][1])

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 import anyfuse
+from anyfuse import _core
+from anyfuse._sampling import same_bits
 from anyfuse.ops import _dispatch as d
+from anyfuse.ops import apply_fused_ema_adamw as op
 
 step_ = anyfuse.apply_fused_ema_adamw_
 
@@ -259,3 +262,24 @@ def test_disjoint_views_of_one_storage_are_accepted() -> None:
     interleaved = torch.zeros(40)
     step_(torch.ones(10), *(interleaved[i::4] for i in range(4)), 1, lr=0.1)
     assert torch.equal(interleaved.view(10, 4).t(), storage)
+
+
+@pytest.mark.parametrize("convention", ["formula", "device"])
+@pytest.mark.parametrize(
+    "corrections", [(0.1, 0.001), (0.1, 0.0), (0.0, 0.001), (float("nan"), 1.0), (float("inf"), 1e-50)]
+)
+def test_given_corrections_are_those_of_the_reference(
+    target: str, convention: str, corrections: tuple[float, float]
+) -> None:
+    """One that is 0 is 1 - beta^step."""
+    results = []
+    for backend in ("native", "reference"):
+        generator = torch.Generator().manual_seed(0)
+        lists = [[torch.rand(n, generator=generator) for n in (5, 130)] for _ in range(5)]
+        options = (1e-2, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01, convention, None, None, None, False, None)
+        step = op.Call(*lists, [torch.tensor([3]), torch.tensor([4])], *options)
+        with _core.target(target), anyfuse.backend(backend):
+            op.run(step, corrections)
+        results.append([t for tensors in lists for t in tensors])
+    for native, reference in zip(*results, strict=True):
+        assert same_bits(native, reference)
