@@ -209,3 +209,38 @@ def test_a_plan_is_made_without_a_question_to_each_tensor(make: Make, monkeypatc
                 expert.grad = torch.ones(4, 3) if (i + step) % 3 else None
             optimizer.step()
     assert len(asked) <= len(experts) * 3  # of the state that counts rows alone
+
+
+def _release(weight: Tensor, state: dict[str, Any]) -> None:
+    weight.data.untyped_storage().resize_(0)
+
+
+def _without_moment(weight: Tensor, state: dict[str, Any]) -> None:
+    state["exp_avg"] = None
+
+
+def _without_step(weight: Tensor, state: dict[str, Any]) -> None:
+    del state["step"]
+
+
+def _step_in_words(weight: Tensor, state: dict[str, Any]) -> None:
+    state["step"] = "two"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "steps"), [(_release, 0), (_release, 1), (_without_moment, 1), (_without_step, 1), (_step_in_words, 1)]
+)
+def test_what_is_wrong_in_the_last_group_is_refused_before_the_first_is_written(
+    make: Make, break_it: Callable[[Tensor, dict[str, Any]], None], steps: int
+) -> None:
+    weights = [nn.Parameter(torch.ones(70, 60)) for _ in range(2)]
+    optimizer = make([{"params": [weight]} for weight in weights])
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    for _ in range(steps):
+        optimizer.step()
+    break_it(weights[1], optimizer.state[weights[1]])
+    before = weights[0].detach().clone()
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.step()
+    assert torch.equal(weights[0], before)

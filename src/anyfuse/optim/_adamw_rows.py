@@ -93,7 +93,8 @@ class Codebooks:
     def check(self, params: Sequence[Tensor], states: Sequence[State], codebook: str) -> None:
         """ValueError where codes would be read by another codebook than they were made with."""
         for param, state in zip(params, states, strict=True):
-            if state["exp_avg"].dtype == torch.uint8:
+            moment = state.get("exp_avg")  # the plan looks at what else it may be
+            if isinstance(moment, Tensor) and moment.dtype == torch.uint8:
                 made_with = self._of.setdefault(param, codebook)
                 if made_with != codebook:
                     raise ValueError(
@@ -269,9 +270,8 @@ def make_plan(
     return RowsPlan(params, grads, states, seeds, block_size)
 
 
-def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int] | None = None) -> None:
-    """Steps the plan's rows and counts their steps (to the numbers given, or by one)."""
-    steps = plan.next_steps() if steps is None else steps
+def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int]) -> None:
+    """Steps the plan's rows and counts their steps, to the numbers given."""
     qmap_m, qmap_v = maps(options.codebook)
     if use_reference():
         _run_operator(plan, grads, steps, options)

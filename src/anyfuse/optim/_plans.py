@@ -250,7 +250,10 @@ class Through:
 
 def next_steps(states: Sequence[State]) -> list[int]:
     """The numbers of the step to be taken."""
-    return [state["step"] + 1 for state in states]
+    try:
+        return [state["step"] + 1 for state in states]
+    except KeyError:
+        raise ValueError("a state has no step; accepted: states as `step` makes them") from None
 
 
 def count_steps(states: Sequence[State], steps: Sequence[int]) -> None:
@@ -326,7 +329,7 @@ def are_sound(
                 is_shaped = key.startswith("absmax") or _shapes_agree(tensors, [params[i] for i in at])
                 if not (is_shaped and _are_plain(tensors, dtypes, contiguous=True)):
                     return False
-    except (RuntimeError, TypeError):  # no tensor, or one without memory of its own
+    except (RuntimeError, TypeError, AttributeError):  # no tensor, or one without memory of its own
         return False
     return True
 

@@ -114,8 +114,8 @@ class AdamW8bit(FusedOptimizer):
         self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
     ) -> Run:
         plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), _made_for(group))
-        options = rows.options_of(group, grad_scale)
-        return lambda: rows.run(plan, grads, options)
+        options, steps = rows.options_of(group, grad_scale), plan.next_steps()
+        return lambda: rows.run(plan, grads, options, steps)
 
     def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
         self._check_choices(group)

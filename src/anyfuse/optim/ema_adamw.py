@@ -19,7 +19,7 @@ from . import _sharding as sharding
 from ._base import FusedOptimizer, Run
 from ._buffers import Buffers
 from ._options import check_choice, check_flag, check_number, check_whole
-from ._plans import Group, Plan, State, count_steps, first_seed, seeds_of
+from ._plans import Group, Plan, State, check_param, count_steps, first_seed, seeds_of
 
 _FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
 _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
@@ -178,6 +178,7 @@ class EMAAdamW(FusedOptimizer):
         states = []
         for param in params:
             if not self.state[param]:
+                check_param(sharding.local(param))  # its EMA is a copy of it
                 self.state[param] = rows.new_state(group, param) | {"ema": _copy(param, group["ema_dtype"])}
                 self._codebooks.made(param, group["codebook"])
             states.append(self.state[param])
