@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import lr_scheduler
 
 import anyfuse
-from anyfuse.optim import AdamW8bit
+from anyfuse.optim import AdamW8bit, _adamw_rows, ema_adamw, lazy_adam
 from anyfuse.optim._base import FusedOptimizer
 
 Make = Callable[..., Any]
@@ -73,6 +73,19 @@ def test_native_equals_reference_bit_for_bit(make: Make) -> None:
         optimizer = make(model.parameters(), lr=1e-2)
         with anyfuse.backend(backend):
             train(model, optimizer, range(3))
+        results.append((values(model), snapshot(optimizer)))
+    assert same(*results)
+
+
+def test_steps_by_the_public_operator_give_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of parameters that lie on a GPU, here on the CPU."""
+    results = []
+    for native in (True, False):
+        for module in (_adamw_rows, ema_adamw, lazy_adam) if not native else ():
+            monkeypatch.setattr(module, "runs_natively", lambda params: False)
+        model = optimizers.model(torch.bfloat16)
+        optimizer = make(model.parameters(), lr=1e-2)
+        train(model, optimizer, range(3))
         results.append((values(model), snapshot(optimizer)))
     assert same(*results)
 

@@ -6,19 +6,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import operators
+import optimizers
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anyfuse import _tensors
 from anyfuse._opspec import OpSpec
 from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.ops import _dispatch as d
+from anyfuse.optim import _adamw_rows
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 
@@ -118,6 +122,59 @@ def test_a_captured_step_waits_for_nothing(spec: OpSpec, gpu: SimpleNamespace, m
             assert len(launch.grid) == 1 and 0 <= launch.grid[0] < 2**31
         launches += len(first)
     assert launches >= 6
+
+
+def launch(name: str, *given: Any) -> Any:
+    """A call that goes to the kernels, not to the implementation for fake tensors. Of those the host can read what
+    torch.tensor makes, alone."""
+    module = import_module(f"anyfuse.triton.{name}")
+    call = module.Call(*given)
+    call = call._replace(step=[torch.tensor([2]) for _ in call.step])
+    return module.run(call._replace(lr=[torch.tensor([0.1]) for _ in call.lr]) if name == "lazy_adam" else call)
+
+
+@pytest.mark.parametrize("make", optimizers.VARIANTS.values(), ids=optimizers.VARIANTS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_optimizers_step_parameters_of_a_gpu(
+    make: Any, dtype: torch.dtype, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their state lies there too, and all of a group's parameters go to the kernels in one call."""
+    monkeypatch.setattr(_tensors, "_describe", None)  # the native way knows no fake addresses
+    monkeypatch.setattr(_adamw_rows, "_code_of_zero", lambda qmap: 127)
+    monkeypatch.setattr(_adamw_rows, "maps", lambda codebook, device: (torch.empty(256, device=device),) * 2)
+    for name in ("apply_adam_w_quant", "apply_fused_ema_adamw", "lazy_adam"):
+        monkeypatch.setattr(import_module(f"anyfuse.ops.{name}"), "_op", partial(launch, name))
+    shapes = (80, 70), (9,), (3, 2, 5)
+    with FakeTensorMode():
+        monkeypatch.setitem(lazy_adam._watches, GPU, Watch(gpu))
+        params = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=GPU)) for shape in shapes]
+        optimizer = make(params, lr=0.1)
+        for _ in range(2):
+            for param in params:
+                param.grad = torch.empty_like(param)
+            gpu.launched = []
+            optimizer.step()
+            assert gpu.launched
+        for param in params:
+            state = optimizer.state[param]
+            assert state["step"] == 2
+            assert all(value.device == GPU for value in state.values() if isinstance(value, torch.Tensor))
+        saved = optimizer.state_dict()
+        make(params).load_state_dict(saved)
+
+
+def test_parameters_of_two_devices_in_a_group_are_refused(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tensors, "_describe", None)
+    for make in optimizers.VARIANTS.values():
+        with FakeTensorMode():
+            params = [torch.nn.Parameter(torch.empty(4, device=device)) for device in (GPU, "cpu")]
+            optimizer = make(params)
+            for param in params:
+                param.grad = torch.empty_like(param)
+            with pytest.raises(ValueError, match="a parameter lies on cpu; accepted: cuda:0"):
+                optimizer.step()
 
 
 def test_what_a_graph_needs_from_the_host_lies_in_pinned_memory(

@@ -102,7 +102,7 @@ class Neighbours:
         end = self._read()
         if self._start is not None and end is not None and end[1] > self._start[1]:
             busy, total, own = (after - before for before, after in zip(self._start, end, strict=True))
-            self.share = max(0.0, (busy - own) / total)
+            self.share = min(max(0.0, (busy - own) / total), 1.0)
 
     @staticmethod
     def _read() -> tuple[float, float, float] | None:

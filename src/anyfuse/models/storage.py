@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -42,9 +43,21 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as waiting:
-        _write(Path(waiting), model, copy.deepcopy(config), recipe)
-        _replace(folder, Path(waiting))
+    waiting = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    try:
+        _write(waiting, model, copy.deepcopy(config), recipe)
+        _replace(folder, waiting)
+    finally:
+        _remove(waiting)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder, also when Ctrl-C comes meanwhile."""
+    try:
+        shutil.rmtree(folder)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _write(folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:

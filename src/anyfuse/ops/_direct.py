@@ -91,7 +91,7 @@ def possible(*rows: Tensor) -> bool:
             return False
         if tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_contiguous():
             return False
-        if tensor.is_neg():  # its memory holds the negatives of its values
+        if tensor.is_neg() or not tensor.data_ptr():  # its memory holds the negatives of its values, or is released
             return False
     return not restricted()
 

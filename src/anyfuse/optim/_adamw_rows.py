@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._settings import use_reference
 from ..formats import codebook as books
 from ..ops import _dispatch as d
 from ..ops import apply_adam_w_quant as op
@@ -24,7 +23,7 @@ from . import _blocks as blocks
 from . import _sharding as sharding
 from ._loading import copies
 from ._options import check_choice, check_flag, check_number, check_whole
-from ._plans import Group, Plan, State, count_steps
+from ._plans import Group, Plan, State, count_steps, runs_natively, scale_tensor
 
 FIELDS = {
     "m": "exp_avg",
@@ -40,9 +39,14 @@ QUANTIZED = {"block_size": 256, "min_8bit_size": 4096, "codebook": "dynamic", "n
 
 
 @cache
-def maps(codebook: str) -> tuple[Tensor, Tensor]:
+def maps(codebook: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """The maps of the first and the second moment."""
-    return books.create_codebook(codebook, signed=True), books.create_codebook(codebook, signed=False)
+    signed, unsigned = (books.create_codebook(codebook, signed=signed) for signed in (True, False))
+    return signed.to(device), unsigned.to(device)
+
+
+_CPU = torch.device("cpu")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def check_quantized(group: Group) -> None:
@@ -66,10 +70,11 @@ def new_state(group: Group, param: Tensor) -> State:
         return {"step": 0, **{key: _zeros(mine, torch.float32) for key in ("exp_avg", "exp_avg_sq")}}
     sharding.require_rows(param, "8-bit moments")
     state: State = {"step": 0}
-    for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
+    for key, qmap in zip(_MOMENTS, maps(group["codebook"], _CPU), strict=True):
         state[key] = _zeros(mine, torch.uint8).fill_(_code_of_zero(qmap))
     count = blocks.count(param, group["block_size"])
-    return state | {f"absmax_{key}": torch.zeros(count, dtype=torch.float32) for key in ("exp_avg", "exp_avg_sq")}
+    scales = {f"absmax_{key}": torch.zeros(count, device=mine.device, dtype=torch.float32) for key in _MOMENTS}
+    return state | scales
 
 
 def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,7 +141,7 @@ def _adapt_scales(key: str, state: State, group: Group, param: Tensor) -> None:
     sharding.require_rows(param, "8-bit moments")
     if absmax.dim() == 2:
         is_v = key == "exp_avg_sq"
-        qmap, nonzero = maps(group["codebook"])[is_v], is_v and group["nonzero_v"]
+        qmap, nonzero = maps(group["codebook"], absmax.device)[is_v], is_v and group["nonzero_v"]
         state[key], absmax = blocks.from_rows(param, state[key], absmax, qmap, block_size, nonzero)
         state[f"absmax_{key}"] = absmax
     if absmax.shape != (count,):
@@ -159,7 +164,7 @@ def saved_state(group: Group, param: Tensor, state: State, form: str | None) -> 
     if state["exp_avg"].dtype != torch.uint8 or (form is None and not sharded):
         return sharding.wrap_state(param, state) if sharded else state
     saved = dict(state)
-    for key, qmap in zip(("exp_avg", "exp_avg_sq"), maps(group["codebook"]), strict=True):
+    for key, qmap in zip(_MOMENTS, maps(group["codebook"], state["exp_avg"].device), strict=True):
         absmax = saved.pop(f"absmax_{key}")
         if form == "float32":
             saved[key] = blocks.decode(param, state[key], absmax, qmap, group["block_size"])
@@ -272,10 +277,10 @@ def make_plan(
 
 def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int]) -> None:
     """Steps the plan's rows and counts their steps, to the numbers given."""
-    qmap_m, qmap_v = maps(options.codebook)
-    if use_reference():
+    if not runs_natively(plan.params):
         _run_operator(plan, grads, steps, options)
     else:
+        qmap_m, qmap_v = maps(options.codebook, _CPU)
         plan.begin(grads, steps)
         cut = plan.cut_rows()
         native(
@@ -295,22 +300,22 @@ native = _core.function("apply_adam_w_quant", op.Params)
 
 
 def _run_operator(plan: RowsPlan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
-    """The same by the public operator, whose backend may be the reference."""
-    scales = [int(head > 0) for head in plan.heads]
-    none = torch.zeros(0, dtype=torch.float32)
+    """The same by the public operator (see `runs_natively`)."""
+    scales, device = [int(head > 0) for head in plan.heads], grads[0].device
+    none = torch.zeros(0, dtype=torch.float32, device=device)
     lists: dict[str, Any] = {
         field: plan.cut([state.get(key, none) for state in plan.states], scales if "absmax" in key else None)
         for field, key in FIELDS.items()
         if field != "s" or key in plan.states[0]
     }
     cut = plan.cut_rows()
-    qmap_m, qmap_v = maps(options.codebook)
+    qmap_m, qmap_v = maps(options.codebook, device)
     op.apply_adam_w_quant_(
         plan.cut(plan.params), plan.cut([grad.contiguous() for grad in grads]), qmap_m=qmap_m, qmap_v=qmap_v, **lists,
         step=steps + [steps[i] for i in plan.cut_at],
         lr=options.lr, beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay,
         eps=options.eps, block_size=options.block_size, convention="formula", skip_nonfinite=options.skip_nonfinite,
-        nonzero_v=options.nonzero_v, grad_scale=torch.tensor(options.grad_scale, dtype=torch.float64),
+        nonzero_v=options.nonzero_v, grad_scale=scale_tensor(options.grad_scale),
         maximize=options.maximize, ema_decay=options.ema_decay,
         stochastic_rounding=cut["seed"].tolist() if options.stochastic_rounding else None,
     )  # fmt: skip

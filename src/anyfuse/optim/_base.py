@@ -63,7 +63,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Adds a group (see `torch.optim.Optimizer.add_param_group`); a parameter named twice in it is stepped once.
 
         Raises TypeError for parameters of another dtype than float32, float16 and bfloat16, and ValueError for options
-        out of range and for parameters that do not lie in the memory of the CPU.
+        out of range and for parameters that lie neither on the CPU nor on a GPU.
         """
         if isinstance(param_group, dict) and not isinstance(param_group["params"], (Tensor, set)):
             param_group = {**param_group, "params": _once(param_group["params"])}

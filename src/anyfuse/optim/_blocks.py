@@ -56,8 +56,9 @@ def from_rows(
     )  # of numbers above 0, and NaN, in the order of the values
     index = index[valid]
     blocks = count(param, block_size)
-    largest = torch.zeros(blocks, dtype=torch.int32).scatter_reduce(0, index, bits, "amax", include_self=False)
-    smallest = torch.zeros(blocks, dtype=torch.int32).scatter_reduce(0, index, bits, "amin", include_self=False)
+    none = bits.new_zeros(blocks)
+    largest = none.scatter_reduce(0, index, bits, "amax", include_self=False)
+    smallest = none.scatter_reduce(0, index, bits, "amin", include_self=False)
     absmax = largest.view(torch.float32)
     joined = (largest != smallest).nonzero().view(-1).tolist()
     if joined:
@@ -80,7 +81,7 @@ def _join(
     """Looks the codes of one block up anew where their scale was another one."""
     first, length = first_element(param), local(param)[:1].numel()
     begin = first // block_size * block_size + block * block_size - first
-    places = torch.arange(max(begin, 0), min(begin + block_size, codes.numel()))
+    places = torch.arange(max(begin, 0), min(begin + block_size, codes.numel()), device=codes.device)
     rows = places // length
     slots = (first + places) // block_size - (first + rows * length) // block_size
     old = table[rows, slots]
@@ -95,9 +96,10 @@ def _join(
 def _blocks_by_row(param: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     """For each row of this rank and each slot: which of the rank's blocks it is, and whether there is one."""
     part, length = rows_held(param), param.shape[1:].numel()
-    begin = (part.first + torch.arange(part.count)) * length
+    device = local(param).device
+    begin = (part.first + torch.arange(part.count, device=device)) * length
     low, high = begin // block_size, (begin + length - 1) // block_size
-    index = low[:, None] + torch.arange(_slots(length, block_size))
+    index = low[:, None] + torch.arange(_slots(length, block_size), device=device)
     return index - first_element(param) // block_size, index <= high[:, None]
 
 

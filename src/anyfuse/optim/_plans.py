@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from .._settings import use_reference
 from .._tensors import CPU, describe
 from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
@@ -23,8 +24,19 @@ State = dict[str, Any]
 
 layout_of = attrgetter("layout")
 STRIDED = frozenset([torch.strided])
-_CPU = torch.device("cpu")
+DEVICES = ("cpu", "cuda")
 _MOMENTS = {"exp_avg", "exp_avg_sq"}
+
+
+def runs_natively(params: Sequence[Tensor]) -> bool:
+    """Whether a step calls the native library by a plan's rows. Otherwise it calls the public operator, which knows the
+    reference, and the kernels of the GPU that parameters lie on."""
+    return not use_reference() and (not params or params[0].is_cpu)
+
+
+def scale_tensor(grad_scale: float) -> Tensor | None:
+    """The scale of gradients as the operators take it; none where it is 1, so that nothing is sent to a GPU."""
+    return None if grad_scale == 1.0 else torch.tensor(grad_scale, dtype=torch.float64)
 
 
 class Kept:
@@ -158,8 +170,8 @@ def resolved(grads: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def described_alike(grads: Sequence[Tensor], first: np.ndarray, params: Sequence[Tensor]) -> np.ndarray | None:
-    """The descriptions of gradients that are as they were `first`: of their parameters' shapes and of the same dtypes,
-    on the CPU, with memory of their own; None where they are not."""
+    """The descriptions of gradients that are as they were `first`: of their parameters' shapes, of the same dtypes, on
+    the same device, with memory of their own; None where they are not."""
     try:
         now = describe(list(grads))
     except RuntimeError:
@@ -294,14 +306,14 @@ def _check_rows(
         arguments.check_memory_exists([("a gradient", grad)])
         d.require_tensor("a gradient", grad, d.FLOATS)
         d.require_shape("a gradient", grad, param.shape, "its parameter")
-        if grad.device != _CPU:
-            raise ValueError(f"a gradient lies on {grad.device}; accepted: the CPU, as its parameter")
+        check_device("a gradient", grad, param.device, "its parameter")
+        check_device("a parameter", param, params[0].device, "the first one of its group")
     for param, state in zip(params, states, strict=True):
         if not state.keys() >= _MOMENTS:
             raise ValueError(f"a state has {', '.join(map(repr, state))}; accepted: states as `step` makes them")
         for key in keys:
             if key in state:
-                check_state(key, state[key], _state_dtypes(key, state, keys))
+                check_state(key, state[key], _state_dtypes(key, state, keys), param.device)
                 if not key.startswith("absmax"):
                     d.require_shape(key, state[key], param.shape, "its parameter")
 
@@ -312,7 +324,7 @@ def are_sound(
     """Whether nothing is to be refused in parameters, dense gradients of the first ones, and the keys of their states.
 
     What is not sound by this may be so all the same; a check of each tensor says. A plan is made anew whenever other
-    parameters have gradients, as those of a mixture's experts do, and these few calls take a third of such a check.
+    parameters have gradients, as those of a mixture's experts do, and the questions to each tensor would take most of its time.
     """
     if not all(state.keys() >= _MOMENTS for state in states):
         return False
@@ -359,17 +371,22 @@ def _state_dtypes(key: str, state: State, keys: Collection[str]) -> Sequence[tor
     return (torch.uint8,) if scales in keys and scales in state else (torch.float32,)
 
 
-def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
     d.require_tensor(key, tensor, dtypes)
     arguments.check_memory_exists([(key, tensor)])
-    if tensor.device != _CPU or not tensor.is_contiguous():
-        raise ValueError("an optimizer state is not contiguous on the CPU; accepted: states as `step` makes them")
+    check_device(key, tensor, device, "its parameter")
+    d.require(tensor.is_contiguous(), f"{key} is not contiguous; accepted: states as `step` makes them")
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device, of: str) -> None:
+    if tensor.device != device:
+        raise ValueError(f"{name} lies on {tensor.device}; accepted: {device}, as {of}")
 
 
 def check_param(param: Tensor) -> None:
     d.require_tensor("a parameter", param, d.FLOATS)
-    if param.device != _CPU:
-        raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU")
+    if param.device.type not in DEVICES:
+        raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU or a GPU (cuda)")
     arguments.check_memory_exists([("a parameter", param)])
 
 

@@ -26,7 +26,8 @@ class AdamW8bit(FusedOptimizer):
     convention: torch.optim.AdamW up to the rounding of the moments.
 
     Args:
-        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the CPU.
+        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the
+            CPU or, by the kernels of `anyfuse[triton]`, on one GPU a group.
         lr: learning rate, a number or a one-element tensor; read anew at each step, as are all numbers of a group.
         betas, eps, weight_decay, maximize: as in torch.optim.AdamW. The decay is decoupled.
         block_size: elements that share a scale: 64, 128, 256, 512, 1024 or 2048.

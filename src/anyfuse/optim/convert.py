@@ -150,7 +150,7 @@ def _state_of(group: Group, param: Tensor, step: int, moments: tuple[Moment, Mom
         if not rows.has_codes(group, param):
             state[key] = moment.values() if isinstance(moment, Coded) else moment.float()
             continue
-        coded = _as_coded(moment, group, rows.maps(group["codebook"])[i])
+        coded = _as_coded(moment, group, rows.maps(group["codebook"], given.device)[i])
         state[key], state[f"absmax_{key}"] = coded.codes, coded.absmax
     return state
 
@@ -158,7 +158,7 @@ def _state_of(group: Group, param: Tensor, step: int, moments: tuple[Moment, Mom
 def _as_coded(moment: Moment, group: Group, qmap: Tensor) -> Coded:
     size = group["block_size"]
     blocks = -(-(moment.codes if isinstance(moment, Coded) else moment).numel() // size)
-    if isinstance(moment, Coded) and torch.equal(moment.qmap, qmap) and moment.absmax.numel() == blocks:
+    if isinstance(moment, Coded) and torch.equal(moment.qmap.to(qmap.device), qmap) and moment.absmax.numel() == blocks:
         return moment
     values = moment.values() if isinstance(moment, Coded) else moment.float()
     codes, absmax = books.quantize_blockwise(values, qmap, size, nonzero=group["nonzero_v"] and bool(qmap[0] >= 0))
@@ -170,7 +170,7 @@ def _moments_of(group: Group, state: State) -> tuple[Moment, Moment]:
         scale, value = state.get(f"absmax_{key}"), state[key].clone()
         return value if scale is None else Coded(value, scale.clone(), qmap.clone())
 
-    qmap_m, qmap_v = rows.maps(group["codebook"])
+    qmap_m, qmap_v = rows.maps(group["codebook"], state["exp_avg"].device)
     return moment("exp_avg", qmap_m), moment("exp_avg_sq", qmap_v)
 
 

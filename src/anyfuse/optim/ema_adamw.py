@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import _core
-from .._settings import use_reference
 from ..ops import _dispatch as d
 from ..ops import apply_fused_ema_adamw as op
 from . import _adamw_rows as rows
@@ -19,7 +18,7 @@ from . import _sharding as sharding
 from ._base import FusedOptimizer, Run
 from ._buffers import Buffers
 from ._options import check_choice, check_flag, check_number, check_whole
-from ._plans import Group, Plan, State, check_param, count_steps, first_seed, seeds_of
+from ._plans import Group, Plan, State, check_param, count_steps, first_seed, runs_natively, scale_tensor, seeds_of
 
 _FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
 _DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
@@ -39,7 +38,8 @@ class EMAAdamW(FusedOptimizer):
     before its first step and moves with its steps; frozen parameters have none.
 
     Args:
-        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the CPU.
+        params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16, on the
+            CPU or, by the kernels of `anyfuse[triton]`, on one GPU a group.
         lr, betas, eps, weight_decay, maximize: as in torch.optim.AdamW; read anew at each step.
         ema_decay: the share of the EMA that stays at each step, once the warm-up is over.
         ema_warmup: True: the n-th update uses min(ema_decay, (1 + n)/(10 + n)). "diffusers": the same with n - 1, and 0
@@ -331,14 +331,13 @@ def decay_at(group: Group, n: int) -> float:
 def _run(
     plan: Plan, grads: Sequence[Tensor], options: rows.Options, steps: list[int], mode: int, bias_correction: bool
 ) -> None:
-    if use_reference():
+    if not runs_natively(plan.params):
         lists: dict[str, Any] = {field: [state[key] for state in plan.states] for field, key in _FIELDS.items()}
         op.apply_fused_ema_adamw_(
             grads, plan.params, **lists, step=steps,
             lr=options.lr, ema_decay=options.ema_decay, beta1=options.betas[0], beta2=options.betas[1],
             eps=options.eps, mode=mode, bias_correction=bias_correction, weight_decay=options.weight_decay,
-            convention="formula", grad_scale=torch.tensor(options.grad_scale, dtype=torch.float64),
-            maximize=options.maximize,
+            convention="formula", grad_scale=scale_tensor(options.grad_scale), maximize=options.maximize,
             stochastic_rounding=plan.rows["seed"].tolist() if options.stochastic_rounding else None,
         )  # fmt: skip
     else:
@@ -359,8 +358,7 @@ _native = _core.function("apply_fused_ema_adamw", op.Params)
 
 
 def _copy(param: Tensor, dtype: torch.dtype) -> Tensor:
-    param = sharding.local(param)
-    return torch.empty(param.shape, dtype=dtype, device=param.device).copy_(param.detach())
+    return sharding.local(param).detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()

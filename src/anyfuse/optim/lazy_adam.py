@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._settings import use_reference
 from .._tensors import describe
 from ..ops import _arguments as arguments
 from ..ops import _dispatch as d
@@ -28,12 +27,15 @@ from ._plans import (
     State,
     StepPlan,
     are_sound,
+    check_device,
     check_param,
     check_state,
     count_steps,
     first_seed,
     layout_of,
     next_steps,
+    runs_natively,
+    scale_tensor,
     seeds_of,
 )
 
@@ -91,7 +93,8 @@ class LazyAdam(FusedOptimizer):
 
     Args:
         params: parameters, pairs of name and parameter, or groups; float32, float16 or bfloat16 of any shape, on the
-            CPU. The first dimension is that of the rows. Tables of a group may differ in everything.
+            CPU or, by the kernels of `anyfuse[triton]`, on one GPU a group. The first dimension is that of the rows.
+            Tables of a group may differ in everything.
         lr, betas, maximize: as in torch.optim.Adam; read anew at each step, as are all numbers of a group.
         eps: at least 1e-8.
         weight_decay: decoupled, as in AdamW.
@@ -232,13 +235,13 @@ class LazyAdam(FusedOptimizer):
     def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Gradients]:
         params, grads = super()._with_gradients(group)
         if not self._rows and self._visible is None and STRIDED.issuperset(map(layout_of, grads)):
-            return params, Gradients(grads, [], 0 if use_reference() else len(params))
+            return params, Gradients(grads, [], len(params) if runs_natively(params) else 0)
         pairs = [(param, self._update_of(grad)) for param, grad in zip(params, grads, strict=True)]
         pairs += [(param, self._given_rows(param)) for param in group["params"] if self._rows and param in self._rows]
         pairs.sort(key=_turn)
         dense = [update for _, update in pairs if isinstance(update, Tensor)]
         rows = [update for _, update in pairs if isinstance(update, Update)]
-        direct = 0 if use_reference() else sum(_turn(pair) < 2 for pair in pairs)
+        direct = sum(_turn(pair) < 2 for pair in pairs) if runs_natively(params) else 0
         return [param for param, _ in pairs], Gradients(dense, rows, direct)
 
     def _update_of(self, grad: Tensor) -> Tensor | Update:
@@ -261,8 +264,7 @@ class LazyAdam(FusedOptimizer):
         d.require_tensor("values of rows", values, d.FLOATS)
         ids, values = ids.resolve_neg(), values.resolve_neg()
         arguments.check_memory_exists([("ids of rows", ids), ("values of rows", values)])
-        if ids.device != param.device:
-            raise ValueError(f"ids of rows lie on {ids.device}; accepted: {param.device}, as their parameter")
+        check_device("ids of rows", ids, param.device, "their parameter")
         return Update(values, ids.reshape(-1))
 
     def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Gradients) -> None:
@@ -286,11 +288,8 @@ class LazyAdam(FusedOptimizer):
         plan = self._plan(number, lambda: self._new_plan(number, group, direct, grads), made_for)
         steps = plan.next_steps()
         op.check_step_values(list({*steps}), call)
-        others = [
-            self._run_of(number, group, param, update, grad_scale, call)
-            for param, update in zip(params[grads.direct :], grads.others, strict=True)
-        ]
-        if len(self.param_groups) > 1 or others:  # the ids of all native calls are looked at before the first
+        others = self._other_calls(number, group, params[grads.direct :], grads.others, grad_scale, call)
+        if len(self.param_groups) + bool(direct) + len(others) > 2:  # ids of all calls are looked at before the first
             tables = list(sharding.locals_of(params[dense:]))
             op.check_ids(call._replace(indices=[update.indices for update in grads.rows], var=tables))
         paddings = [_padding_of(param, call.padding_idx) for param in direct[dense:]]
@@ -308,24 +307,30 @@ class LazyAdam(FusedOptimizer):
         states = [self._state_of(group, param) for param in params]
         return TablePlan(params, states, grads.planned, seeds_of(group, number, params))
 
-    def _run_of(
-        self, number: int, group: Group, param: Tensor, update: Tensor | Update, grad_scale: float, call: op.Call
-    ) -> Run:
-        """The step of one parameter by the public operator, which takes strided tables, and whose backend may be the
-        reference."""
-        state, lr = self._state_of(group, param), float(group["lr"])
-        (step,), (seed,) = next_steps([state]), seeds_of(group, number, [param])
-        op.check_step_values([step], call)
-        own = call._replace(padding_idx=_padding_of(param, call.padding_idx))
-        mine = sharding.local(param)
-        _check_moments(mine, state)
-        _check_row_step(mine, state)
-
-        def run() -> None:
-            _run_operator(mine, update, state, step, seed, lr, grad_scale, own)
-            count_steps([state], [step])
-
-        return run
+    def _other_calls(
+        self,
+        number: int,
+        group: Group,
+        params: Sequence[Tensor],
+        updates: Sequence[Tensor | Update],
+        grad_scale: float,
+        call: op.Call,
+    ) -> list[Run]:
+        """The steps that the public operator does: a call for the tables of each padding."""
+        places: dict[int | None, list[int]] = {}
+        for i, (param, update) in enumerate(zip(params, updates, strict=True)):
+            padding = _padding_of(param, call.padding_idx) if isinstance(update, Update) else call.padding_idx
+            places.setdefault(padding, []).append(i)
+        runs = []
+        for padding, those in places.items():
+            some = [params[i] for i in those]
+            work = OperatorCall(
+                sharding.locals_of(some), [updates[i] for i in those], [self._state_of(group, param) for param in some],
+                seeds_of(group, number, some), float(group["lr"]), grad_scale, call._replace(padding_idx=padding),
+            )  # fmt: skip
+            work.check()
+            runs.append(work.run)
+        return runs
 
     # ---- state ----
 
@@ -439,13 +444,13 @@ def _turn(pair: tuple[Tensor, Tensor | Update]) -> int:
 def _check_moments(param: Tensor, state: State) -> None:
     arguments.check_memory_exists([("a parameter", param)])
     for key in _MOMENTS:
-        check_state(key, state[key], (torch.float32,))
+        check_state(key, state[key], (torch.float32,), param.device)
         d.require_shape(key, state[key], param.shape, "its parameter")
 
 
 def _check_row_step(param: Tensor, state: State) -> None:
     if "row_step" in state:
-        check_state("row_step", state["row_step"], (torch.int32,))
+        check_state("row_step", state["row_step"], (torch.int32,), param.device)
         d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
 
 
@@ -501,8 +506,7 @@ def _call(group: Group) -> op.Call:
 def _check_dense(param: Tensor, gradient: Tensor) -> None:
     check_param(param)
     d.require_tensor("a gradient", gradient, d.FLOATS)
-    if gradient.device != param.device:
-        raise ValueError(f"a gradient lies on {gradient.device}; accepted: {param.device}, as its parameter")
+    check_device("a gradient", gradient, param.device, "its parameter")
     d.require_shape("a gradient", gradient, param.shape, "its parameter")
 
 
@@ -513,8 +517,7 @@ def _check_update(param: Tensor, update: Update) -> None:
         return _check_dense(param, update.gradient)
     check_param(param)
     d.require_tensor("a gradient", update.gradient, d.FLOATS)
-    if update.gradient.device != param.device:
-        raise ValueError(f"a gradient lies on {update.gradient.device}; accepted: {param.device}, as its parameter")
+    check_device("a gradient", update.gradient, param.device, "its parameter")
     d.require(param.dim() > 0, "a parameter of no dimension has rows named; accepted: a table")
     shape = (update.indices.shape[0], *param.shape[1:])
     d.require_shape("a gradient's values", update.gradient, shape, "the ids and the rows of the parameter")
@@ -522,28 +525,46 @@ def _check_update(param: Tensor, update: Update) -> None:
         d.check_memory([("a parameter", [param])], [("a gradient's values", [update.gradient])])
 
 
-def _run_operator(
-    param: Tensor,
-    update: Tensor | Update,
-    state: State,
-    step: int,
-    seed: int,
-    lr: float,
-    grad_scale: float,
-    call: op.Call,
-) -> None:
-    gradient, indices = (update, None) if isinstance(update, Tensor) else (update.gradient, update.indices)
-    rows, dim = _rows_of(param), _dim_of(param)
-    table = param.detach() if param.dim() == 2 else param.detach().contiguous().view(rows, dim)
-    row_step = state.get("row_step")
-    op.lazy_adam_(
-        gradient.reshape(-1, dim) if dim else gradient.reshape(len(gradient), 0), indices,
-        state["exp_avg"].view(rows, dim), state["exp_avg_sq"].view(rows, dim), table, lr,
-        call.beta1, call.beta2, call.epsilon, convention="formula", row_step=row_step, step=step,
-        bias_correction=False if call.bias_correction == "none" else call.bias_correction,  # type: ignore[arg-type]
-        eps_mode=call.eps_mode, weight_decay=call.weight_decay, decay_mode=call.decay_mode, refuse_negative=True,
-        padding_idx=call.padding_idx, grad_scale=torch.tensor(grad_scale, dtype=torch.float64), maximize=call.maximize,
-        stochastic_rounding=seed if call.stochastic_rounding else None,
-    )  # fmt: skip
-    if table.data_ptr() != param.data_ptr():
-        param.copy_(table.view(param.shape))
+@dataclass(frozen=True)
+class OperatorCall:
+    """A step of some tables by the public operator, which takes strided ones and those of a GPU, and whose backend may
+    be the reference."""
+
+    params: Sequence[Tensor]
+    updates: Sequence[Tensor | Update]
+    states: list[State]
+    seeds: list[int]
+    lr: float
+    grad_scale: float
+    call: op.Call
+
+    def check(self) -> None:
+        op.check_step_values(next_steps(self.states), self.call)
+        for param, state in zip(self.params, self.states, strict=True):
+            check_device("a parameter", param, self.params[0].device, "the first one of its group")
+            _check_moments(param, state)
+            _check_row_step(param, state)
+
+    def run(self) -> None:
+        call, steps = self.call, next_steps(self.states)
+        tables = [_as_table(param.detach()) for param in self.params]
+        m, v = ([_as_table(state[key]) for state in self.states] for key in ("exp_avg", "exp_avg_sq"))
+        op.lazy_adam_(
+            [_as_table(u if isinstance(u, Tensor) else u.gradient) for u in self.updates],
+            [None if isinstance(u, Tensor) else u.indices for u in self.updates], m, v, tables, self.lr,
+            call.beta1, call.beta2, call.epsilon, convention="formula", step=steps,
+            row_step=[state["row_step"] for state in self.states] if "row_step" in self.states[0] else None,
+            bias_correction=False if call.bias_correction == "none" else call.bias_correction,  # type: ignore[arg-type]
+            eps_mode=call.eps_mode, weight_decay=call.weight_decay, decay_mode=call.decay_mode, refuse_negative=True,
+            padding_idx=call.padding_idx, grad_scale=scale_tensor(self.grad_scale), maximize=call.maximize,
+            stochastic_rounding=self.seeds if call.stochastic_rounding else None,
+        )  # fmt: skip
+        for param, table in zip(self.params, tables, strict=True):
+            if table.data_ptr() != param.data_ptr():
+                param.copy_(table.view(param.shape))
+        count_steps(self.states, steps)
+
+
+def _as_table(tensor: Tensor) -> Tensor:
+    """Two dimensions, by a view where one is possible."""
+    return tensor if tensor.dim() == 2 else tensor.contiguous().view(_rows_of(tensor), _dim_of(tensor))
