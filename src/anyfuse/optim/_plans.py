@@ -324,7 +324,7 @@ def are_sound(
     """Whether nothing is to be refused in parameters, dense gradients of the first ones, and the keys of their states.
 
     What is not sound by this may be so all the same; a check of each tensor says. A plan is made anew whenever other
-    parameters have gradients, as those of a mixture's experts do, and the questions to each tensor would take most of its time.
+    parameters have gradients, as those of a mixture's experts do, and a check of each would take most of its time.
     """
     if not all(state.keys() >= _MOMENTS for state in states):
         return False
