@@ -14,6 +14,14 @@ from .convert import quantize_
 from .evaluate import WINDOW, evaluate
 from .storage import FILE, load_quantized, save_quantized
 
+FIGURES = {  # what people read in place of a field's name
+    "tokens": "tokens judged",
+    "prefill": "prefill, tokens a second",
+    "decode": "decoded tokens a second, at batch 1",
+    "prompt": "tokens of the prefill",
+    "linear_bytes": "bytes of the linears",
+    "bytes": "bytes of the model",
+}
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model, or a .gguf file.")]
 
 
@@ -91,7 +99,7 @@ def eval_(
         return
     lines = table(str(model), "figure", "value", numbers=("value",))
     for name, value in result.items():
-        lines.add_row(name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else f"{value}")
+        lines.add_row(FIGURES.get(name, name), f"{value:.2f}" if isinstance(value, float) else f"{value}")
     show(lines)
 
 
