@@ -22,7 +22,9 @@ LIBRARY = LIBRARY_DIR / "libanyfuse_acl.so"
 def prefix() -> Path:
     """The root of the prefix. OSError where the package was built without the C interface (it exists on Linux)."""
     if not (PREFIX / "include" / "acl" / "acl.h").exists() or not LIBRARY.exists():
-        raise OSError(f"{PREFIX} is missing: this build of anyfuse has no C interface; it is built on Linux")
+        raise OSError(
+            f"{PREFIX} is missing: this build of anyfuse has no C interface; on Linux `pip install .` builds it"
+        )
     return PREFIX
 
 

@@ -72,8 +72,9 @@ def options(
     $ anyfuse --debug case run DIR
     $ anyfuse --install-completion
 
-    Every command prints JSON with --json (but for run) and writes only where it is told to. Exit status: 0 done,
-    2 an error or wrong usage; a command that judges exits with 1 where its verdict is no.
+    Every command but run prints JSON with --json, and writes only where it is told to.
+
+    Exit status: 0 done, 1 the verdict of a command that judges is no, 2 an error or wrong usage.
     """
     given.debug = debug
 

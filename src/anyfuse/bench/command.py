@@ -35,7 +35,7 @@ def bench(
     ] = None,
     peers: Annotated[bool, typer.Option(help="Time what one could use instead, too.")] = True,
     peer_python: Annotated[
-        Path | None, typer.Option(help="Run in this interpreter, where the peers are installed (benchmarks/README.md).")
+        Path | None, typer.Option(help="Run in this interpreter, which has the peers: benchmarks/README.md.")
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of all sides; default: torch's.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which every side runs once.")] = 9,
@@ -54,7 +54,7 @@ def bench(
     ] = None,
     history: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PATH", help="Results of before for the page: a file or a folder of them; repeatable."),
+        typer.Option(metavar="PATH", help="Earlier results for the page: a file or a folder of them; repeatable."),
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Time, or make the page of --history alone.")] = True,
     json_: Json = False,
@@ -96,6 +96,8 @@ def bench(
         raise ValueError(f"no benchmark case of {', '.join(names)} matches {case!r}")
     # With --json nothing else goes to stdout.
     console = Console(quiet=json_)
+    if quick:
+        console.print("Quick run: tiny sizes, not those that the titles name; nothing is judged.\n")
     results: list[dict[str, Any]] = []
     for number, (name, item) in enumerate(chosen):
         at = f"{name}, {item.name}"

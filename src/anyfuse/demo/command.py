@@ -26,8 +26,10 @@ def demo(
 ) -> None:
     """Train a small language model on Python's manual, run it in 8 bits, and judge the figures.
 
-    Three trainings of the same seed: torch's AdamW, fused EMA AdamW, and 8-bit AdamW with lazy Adam. Then the trained
-    model with quantized norms, and in W8A8. Nothing is downloaded; it takes about a minute and a half on two cores.
+    Three trainings of the same seed: torch's AdamW, fused EMA AdamW, and 8-bit AdamW with lazy Adam.
+    Then the trained model with quantized norms, and in W8A8 (int8 weights, int8 activations).
+
+    Nothing is downloaded; it takes about a minute and a half on two cores.
 
     \b
     Examples:

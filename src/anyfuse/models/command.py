@@ -14,6 +14,14 @@ from .convert import quantize_
 from .evaluate import WINDOW, evaluate
 from .storage import FILE, load_quantized, save_quantized
 
+FIGURES = {  # what people read in place of a field's name
+    "tokens": "tokens judged",
+    "prefill": "prefill, tokens a second",
+    "decode": "decoded tokens a second, at batch 1",
+    "prompt": "tokens of the prefill",
+    "linear_bytes": "bytes of the linears",
+    "bytes": "bytes of the model",
+}
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face model, or a .gguf file.")]
 
 
@@ -64,7 +72,10 @@ def quantize(
 
 
 def eval_(
-    model: Model,
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Folder that quantize wrote or of a Hugging Face model, or a .gguf file."),
+    ],
     text: Annotated[Path, typer.Argument(metavar="TEXT", help="A text file to judge the model on.")],
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of TEXT that are read, at most.")] = WINDOW,
     json_: Json = False,
@@ -88,7 +99,7 @@ def eval_(
         return
     lines = table(str(model), "figure", "value", numbers=("value",))
     for name, value in result.items():
-        lines.add_row(name.replace("_", " "), f"{value:.2f}" if isinstance(value, float) else f"{value}")
+        lines.add_row(FIGURES.get(name, name), f"{value:.2f}" if isinstance(value, float) else f"{value}")
     show(lines)
 
 
@@ -106,12 +117,23 @@ def open_model(path: Path) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if (path / FILE).is_file():
-        return load_quantized(path), transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return load_quantized(path), _tokenizer(path)
     source: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
     folder = path.parent if path.is_file() else path
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
+    tokenizer = _tokenizer(folder, **source)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **source)
     return model.eval(), tokenizer
+
+
+def _tokenizer(folder: Path, **source: Any) -> Any:
+    """The tokenizer beside a model. ValueError where there is none: transformers' own words name no folder."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
+    except (OSError, ValueError) as error:
+        advice = "save it beside the model: tokenizer.save_pretrained(folder)"
+        raise ValueError(f"{folder} has no tokenizer that transformers can read; {advice}. ({error})") from error
 
 
 def _ids(tokenizer: Any, path: Path, tokens: int) -> Any:

@@ -147,7 +147,7 @@ def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -
 def _print_report(report: matrix.Report, product: str) -> None:
     console = Console()
     limited = product != ANY
-    numbers = ("calls", "refused" if limited else "elements", "differ")
+    numbers = ("calls", "refused" if limited else "values", "differ")
     lines = table("Bit equality with the reference", "operator", "way", *numbers, "verdict", numbers=numbers)
     before = ""
     for row in report.rows:
