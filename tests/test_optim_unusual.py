@@ -197,9 +197,14 @@ def test_a_gradient_without_memory_is_refused_before_any_write(make: Make, steps
 
 def test_a_plan_is_made_without_a_question_to_each_tensor(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts whose gradients come and go make a plan at each step; what is sound is looked at all at once."""
-    asked: list[str] = []
+    asked: list[Tensor] = []
     problem = _arguments.tensor_problem
-    monkeypatch.setattr(_arguments, "tensor_problem", lambda tensor: asked.append("") or problem(tensor))
+
+    def ask(tensor: Tensor) -> str | None:
+        asked.append(tensor)
+        return problem(tensor)
+
+    monkeypatch.setattr(_arguments, "tensor_problem", ask)
     experts = [nn.Parameter(torch.ones(4, 3)) for _ in range(6)]
     optimizer = make(experts)
     asked.clear()

@@ -73,7 +73,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._check_group(group)
             for param in group["params"]:
                 if param.requires_grad:
-                    check_param(param)
+                    check_param(sharding.local(param))
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
