@@ -180,9 +180,8 @@ def described_alike(grads: Sequence[Tensor], first: np.ndarray, params: Sequence
         return None
     if ((now["data"] == 0) & (now["numel"] > 0)).any():  # released
         return None
-    moved = np.flatnonzero(
-        now["layout"] != first["layout"]
-    ).tolist()  # other strides, or another shape of as many elements
+    # Of other strides, or of another shape with as many elements.
+    moved = np.flatnonzero(now["layout"] != first["layout"]).tolist()
     return now if all(grads[i].shape == params[i].shape for i in moved) else None
 
 
