@@ -1,4 +1,5 @@
-"""Every operator's edge cases and random calls on a library built with a sanitizer: `sanitize.sh` runs it.
+"""Every operator's edge cases and random calls, and optimizers' steps, on a library built with a sanitizer:
+`sanitize.sh` runs it.
 
 python tests/sanitize_smoke.py LIBRARY_DIR SANITIZER RANDOM_CALLS
 """
@@ -21,12 +22,27 @@ def exact(value: object) -> object:
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
+def train() -> None:
+    """Plans that hold, and plans that are made anew for another parameter's address or gradient."""
+    for cls in (anyfuse.optim.AdamW8bit, anyfuse.optim.EMAAdamW, anyfuse.optim.LazyAdam):
+        params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((70, 70), (5,), (), (0, 3))]
+        params.append(torch.nn.Parameter(torch.ones(9, 4).t()))
+        optimizer = cls(params)
+        for step in range(5):
+            for param in params:
+                param.grad = torch.ones_like(param)
+            if step == 2:
+                params[0].data, params[1].grad = params[0].data.clone(), None
+            optimizer.step()
+
+
 def main(library: str, sanitizer: str, draws: int) -> None:
     count = 0
     for target in _core.available_targets():
         for threads in (1, 3):
             torch.set_num_threads(threads)
             with _core.target(target):
+                train()
                 for spec in anyfuse._REGISTRY.values():
                     samples = [*spec.samples.edges(), *(spec.samples.draw(Draw(seed)) for seed in range(draws))]
                     for sample in samples:
