@@ -1,37 +1,20 @@
 #include <aclnnop/aclnn_quant_grouped_matmul_dequant.h>
 #include <aclnnop/aclnn_quant_grouped_matmul_dequant_weight_nz.h>
 
-#include "errors.h"
+#include "matmul_arguments.h"
 
 namespace {
 
 // Two groups; the ends are in memory of the program's own, as phase 2 looks at them.
-struct Grouped {
-  Arg x{{4, 64}, ACL_FLOAT16}, weight{{2, 32, 64}, ACL_INT8}, scale{{2, 32}}, groups{{2}, ACL_INT64},
-      bias{{2, 32}, ACL_INT32}, x_scale{{4}}, offset{{4}}, smooth{{64}, ACL_FLOAT16}, out{{4, 32}, ACL_FLOAT16};
-  const char *mode = "pertoken";
-  bool transpose = true, nz_entry = false;
+struct Grouped : MatmulArguments {
+  Arg groups{{2}, ACL_INT64};
+  bool nz_entry = false;
   std::vector<int64_t> ends = {1, 3};
-  Grouped() { bias.null = x_scale.null = offset.null = smooth.null = true; }
+  Grouped() {
+    weight.shape = {2, 32, 64};
+    scale.shape = bias.shape = {2, 32};
+  }
 
-  void static_scale(const Dims &shape, aclDataType dtype = ACL_FLOAT) {
-    x_scale.null = false;
-    x_scale.shape = shape;
-    x_scale.dtype = dtype;
-  }
-  void per_tensor() {
-    mode = "pertensor";
-    static_scale({1});
-  }
-  void packed() {
-    per_tensor();
-    scale.dtype = ACL_INT64;
-    x_scale.dtype = ACL_FLOAT16;
-  }
-  void blocked(const Dims &shape, aclFormat format = ACL_FORMAT_FRACTAL_NZ) {
-    weight.shape = shape;
-    weight.format = format;
-  }
   void by_nz_entry(const Dims &shape, aclFormat format = ACL_FORMAT_ND) {
     nz_entry = true;
     blocked(shape, format);

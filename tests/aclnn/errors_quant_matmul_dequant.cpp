@@ -1,35 +1,10 @@
 #include <aclnnop/aclnn_quant_matmul_dequant.h>
 
-#include "errors.h"
+#include "matmul_arguments.h"
 
 namespace {
 
-struct Matmul {
-  Arg x{{4, 64}, ACL_FLOAT16}, weight{{32, 64}, ACL_INT8}, scale{{32}}, bias{{32}, ACL_INT32}, x_scale{{4}},
-      offset{{4}}, smooth{{64}, ACL_FLOAT16}, out{{4, 32}, ACL_FLOAT16};
-  const char *mode = "pertoken";
-  bool transpose = true;
-  Matmul() { bias.null = x_scale.null = offset.null = smooth.null = true; }
-
-  void static_scale(const Dims &shape, aclDataType dtype = ACL_FLOAT) {
-    x_scale.null = false;
-    x_scale.shape = shape;
-    x_scale.dtype = dtype;
-  }
-  void per_tensor() {
-    mode = "pertensor";
-    static_scale({1});
-  }
-  void packed() {
-    per_tensor();
-    scale.dtype = ACL_INT64;
-    x_scale.dtype = ACL_FLOAT16;
-  }
-  void blocked(const Dims &shape) {
-    weight.shape = shape;
-    weight.format = ACL_FORMAT_FRACTAL_NZ;
-  }
-
+struct Matmul : MatmulArguments {
   int phase1() {
     const Made a(x), w(weight), s(scale), b(bias), t(x_scale), o(offset), r(smooth), y(out);
     uint64_t workspace = 12345;
