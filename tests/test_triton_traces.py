@@ -22,7 +22,7 @@ from anyfuse import _tensors
 from anyfuse._opspec import OpSpec
 from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.ops import _dispatch as d
-from anyfuse.optim import _adamw_rows
+from anyfuse.optim import LazyAdam, _adamw_rows
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 
@@ -163,18 +163,31 @@ def test_optimizers_step_parameters_of_a_gpu(
         make(params).load_state_dict(saved)
 
 
+@pytest.mark.parametrize(("first", "second"), [("cuda:0", "cpu"), ("cpu", "cuda:0")])
 def test_parameters_of_two_devices_in_a_group_are_refused(
-    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    first: str, second: str, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_tensors, "_describe", None)
     for make in optimizers.VARIANTS.values():
         with FakeTensorMode():
-            params = [torch.nn.Parameter(torch.empty(4, device=device)) for device in (GPU, "cpu")]
+            params = [torch.nn.Parameter(torch.empty(4, device=device)) for device in (first, second)]
             optimizer = make(params)
             for param in params:
                 param.grad = torch.empty_like(param)
-            with pytest.raises(ValueError, match="a parameter lies on cpu; accepted: cuda:0"):
+            with pytest.raises(ValueError, match=f"a parameter lies on {second}; accepted: {first}"):
                 optimizer.step()
+
+
+def test_rows_of_a_gpus_table_alone_go_to_its_kernels(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No parameter has a gradient of its own, which would tell where the step runs."""
+    monkeypatch.setattr(_tensors, "_describe", None)
+    calls: list[str] = []
+    monkeypatch.setattr(import_module("anyfuse.ops.lazy_adam"), "_op", lambda *given: calls.append("operator"))
+    with FakeTensorMode():
+        table = torch.nn.Parameter(torch.empty(6, 4, device=GPU))
+        ids = torch.empty(2, dtype=torch.int64, device=GPU)
+        LazyAdam([table]).step(rows={table: (ids, torch.empty(2, 4, device=GPU))})
+    assert calls == ["operator"]
 
 
 def test_what_a_graph_needs_from_the_host_lies_in_pinned_memory(

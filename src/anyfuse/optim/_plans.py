@@ -301,11 +301,7 @@ def _check_rows(
     if are_sound(params, grads, states, keys):
         return
     for param, grad in zip(params, grads, strict=True):
-        check_param(param)
-        arguments.check_memory_exists([("a gradient", grad)])
-        d.require_tensor("a gradient", grad, d.FLOATS)
-        d.require_shape("a gradient", grad, param.shape, "its parameter")
-        check_device("a gradient", grad, param.device, "its parameter")
+        check_gradient(param, grad)
         check_device("a parameter", param, params[0].device, "the first one of its group")
     for param, state in zip(params, states, strict=True):
         if not state.keys() >= _MOMENTS:
@@ -387,6 +383,15 @@ def check_param(param: Tensor) -> None:
     if param.device.type not in DEVICES:
         raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU or a GPU (cuda)")
     arguments.check_memory_exists([("a parameter", param)])
+
+
+def check_gradient(param: Tensor, grad: Tensor) -> None:
+    """Refuses a dense gradient that does not fit its parameter."""
+    check_param(param)
+    arguments.check_memory_exists([("a gradient", grad)])
+    d.require_tensor("a gradient", grad, d.FLOATS)
+    d.require_shape("a gradient", grad, param.shape, "its parameter")
+    check_device("a gradient", grad, param.device, "its parameter")
 
 
 def check_dense(grads: Sequence[Tensor]) -> None:

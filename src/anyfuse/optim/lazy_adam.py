@@ -28,6 +28,7 @@ from ._plans import (
     StepPlan,
     are_sound,
     check_device,
+    check_gradient,
     check_param,
     check_state,
     count_steps,
@@ -241,8 +242,9 @@ class LazyAdam(FusedOptimizer):
         pairs.sort(key=_turn)
         dense = [update for _, update in pairs if isinstance(update, Tensor)]
         rows = [update for _, update in pairs if isinstance(update, Update)]
+        params = [param for param, _ in pairs]
         direct = sum(_turn(pair) < 2 for pair in pairs) if runs_natively(params) else 0
-        return [param for param, _ in pairs], Gradients(dense, rows, direct)
+        return params, Gradients(dense, rows, direct)
 
     def _update_of(self, grad: Tensor) -> Tensor | Update:
         if grad.layout is torch.strided:
@@ -273,7 +275,7 @@ class LazyAdam(FusedOptimizer):
         unseen = params[seen : len(grads.dense)], grads.dense[seen:]
         if not are_sound(*unseen, (), ()):
             for param, gradient in zip(*unseen, strict=True):
-                _check_dense(param, gradient)
+                check_gradient(param, gradient)
         for param, update in zip(params[len(grads.dense) :], grads.rows, strict=True):
             _check_update(param, update)
 
@@ -381,6 +383,7 @@ class TablePlan(StepPlan):
         are_known = are_sound(params, (), states, _MOMENTS)
         for param, state in zip(params, states, strict=True):
             if not are_known:
+                check_device("a parameter", param, params[0].device, "the first one of its group")
                 _check_moments(param, state)
             _check_row_step(param, state)
         super().__init__(params, states, (*_MOMENTS, "row_step"), dense)
@@ -503,18 +506,11 @@ def _call(group: Group) -> op.Call:
     )
 
 
-def _check_dense(param: Tensor, gradient: Tensor) -> None:
-    check_param(param)
-    d.require_tensor("a gradient", gradient, d.FLOATS)
-    check_device("a gradient", gradient, param.device, "its parameter")
-    d.require_shape("a gradient", gradient, param.shape, "its parameter")
-
-
 def _check_update(param: Tensor, update: Update) -> None:
     """Refuses what does not fit the parameter; looks at no ids."""
     if update.is_mask:
         d.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
-        return _check_dense(param, update.gradient)
+        return check_gradient(param, update.gradient)
     check_param(param)
     d.require_tensor("a gradient", update.gradient, d.FLOATS)
     check_device("a gradient", update.gradient, param.device, "its parameter")
