@@ -13,7 +13,8 @@ import anyfuse
 from anyfuse import _core
 from anyfuse._sampling import same_bits
 from anyfuse.formats import decode_hifloat8, pack_int4, unpack_int4
-from anyfuse.ops import _dispatch as d
+from anyfuse.ops import _checks as checks
+from anyfuse.ops import _numerics as numerics
 from anyfuse.ops import add_rms_norm_dynamic_quant as op
 
 quantize = anyfuse.add_rms_norm_dynamic_quant
@@ -52,7 +53,7 @@ def test_example_1_one_output() -> None:
 def test_example_1_in_the_device_convention() -> None:
     y1, _, _, scale1, _ = quantize(X1, X2, GAMMA, convention="device")
     assert y1.tolist() == [[32, 32, 32, 127]]
-    assert scale1.item() == d.f32(0.0144513836)
+    assert scale1.item() == numerics.f32(0.0144513836)
     assert scale1.item() < quantize(X1, X2, GAMMA)[3].item()
 
 
@@ -113,7 +114,7 @@ def test_example_7_a_zero_row(beta: Tensor | None) -> None:
     y1, _, x, scale1, _ = quantize(X1, -X1, GAMMA, beta=beta)
     assert x.tolist() == [[0, 0, 0, 0]]
     assert y1.tolist() == ([[0, 0, 0, 0]] if beta is None else [[64, 0, -32, 127]])
-    assert scale1.item() == (0.0 if beta is None else d.f32(1 / 127))
+    assert scale1.item() == (0.0 if beta is None else numerics.f32(1 / 127))
 
 
 def test_example_8_ties_depend_on_the_convention() -> None:
@@ -181,7 +182,7 @@ def test_case_q1_a_zero_row_touches_no_other(y_dtype: Any) -> None:
     assert same_bits(scale[others], alone[3])
 
 
-@pytest.mark.parametrize("dtype", d.FLOATS)
+@pytest.mark.parametrize("dtype", checks.FLOATS)
 def test_case_q4_no_floor_under_the_scale(dtype: torch.dtype) -> None:
     row = [1e-6, 5e-7, 0.0, -1e-6]
     y, _, _, scale, _ = unit_row(row, dtype)
@@ -456,7 +457,7 @@ def test_the_reference_does_not_depend_on_the_default_dtype(shape: tuple[int, ..
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", d.FLOATS)
+@pytest.mark.parametrize("dtype", checks.FLOATS)
 @pytest.mark.parametrize("y_dtype", ["int8", "float8_e4m3fn"])
 def test_the_native_call_without_x2_or_a_place_for_the_sum(target: str, dtype: torch.dtype, y_dtype: str) -> None:
     """A null x2 is a zero one, a null x changes nothing else: for whole blocks, tails, several segments."""

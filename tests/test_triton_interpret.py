@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import anyfuse
 from anyfuse._opspec import OpSpec, Sample
 from anyfuse._sampling import Draw, clone_with_storage
-from anyfuse.ops import _dispatch as d
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 

@@ -186,6 +186,29 @@ class StreamParams(Struct, c_name="anyfuse_stream_params"):
 stream = function("stream", StreamParams)
 
 
+# Kinds of errors that an operator's general implementation hands to the native door.
+RUNTIME_ERROR, VALUE_ERROR, INDEX_ERROR = 1, 2, 3
+
+
+def register_operators() -> None:
+    """Registers the operators with the torch that this process has imported. ImportError where that is none or too
+    old."""
+    _library.anyfuse_torch_register.restype = ctypes.c_char_p
+    problem = _library.anyfuse_torch_register()
+    if problem is not None:
+        raise ImportError(f"anyfuse: {problem.decode()}")
+
+
+def go_generally(on: bool = True) -> None:
+    """Sends every call of an operator to its general implementation, as settings are in use that only Python sees."""
+    _library.anyfuse_torch_generally(int(on))
+
+
+def refuse(kind: int, message: str) -> None:
+    """Makes the door raise an error once the general implementation, which this thread is in, has returned."""
+    _library.anyfuse_torch_refuse(kind, message.encode(errors="replace"))
+
+
 def version() -> str:
     """The version compiled into the library."""
     return str(_library.anyfuse_version().decode())

@@ -88,14 +88,13 @@ def samples_of(name: str) -> Samples:
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
-    `function` is the public call, `schema` its `torch.library` schema, `document` the name under which the vendor's
+    `function` is the public call, `document` the name under which the vendor's
     document defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `profiles`
     is what each product takes (None: no product limits it), `load` gives the samples.
     """
 
     name: str
     function: Callable[..., Any]
-    schema: str
     document: str
     summary: str
     outputs: tuple[str, ...]

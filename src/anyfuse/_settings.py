@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from . import _core
+
 BACKENDS = ("auto", "native", "reference")
 CONVENTIONS = ("formula", "device")
 
@@ -25,6 +27,8 @@ def _from_environment(variable: str, accepted: tuple[str, ...]) -> str:
 
 
 _default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
+if _default_backend == "reference":
+    _core.go_generally()
 _backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
 _default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
 
@@ -39,6 +43,8 @@ def backend(name: str) -> Iterator[None]:
     Raises ValueError for another name.
     """
     token = _backend.set(_one_of("backend", name, BACKENDS))
+    if name == "reference":
+        _core.go_generally()
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _core
 from ._settings import _from_environment, _one_of
 
 ANY = "any"
@@ -31,6 +32,8 @@ PRODUCTS = {
 }
 
 _default_product = _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+if _default_product != ANY:
+    _core.go_generally()
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
 
 
@@ -45,6 +48,8 @@ def soc(name: str) -> Iterator[None]:
     Raises ValueError for another name.
     """
     token = _product.set(_one_of("soc", name, tuple(PRODUCTS)))
+    if name != ANY:
+        _core.go_generally()
     try:
         yield
     finally:

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+
+from ..ops import _numerics as numerics
 from ..ops.lazy_adam import lazy_adam_
 
 _SLOTS = ("m", "v")
@@ -157,11 +159,11 @@ class CustomizedLazyAdam:
         self, values: Tensor, ids: Tensor, m: Tensor, v: Tensor, rows: int, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ids, g = _sum_by_id(values, ids, rows)
-        beta1, beta2, epsilon = d.f32(self.beta1), d.f32(self.beta2), d.f32(self.epsilon)
+        beta1, beta2, epsilon = numerics.f32(self.beta1), numerics.f32(self.beta2), numerics.f32(self.epsilon)
         m_old, v_old = m[ids], v[ids]
-        m_new = m_old * beta1 + g * d.f32(1.0 - self.beta1)
-        v_new = v_old * beta2 + (g * g) * d.f32(1.0 - self.beta2)
-        change = (m_new * -d.f32(rate)) / (d.correctly_rounded_sqrt(v_new.abs()) + epsilon)
+        m_new = m_old * beta1 + g * numerics.f32(1.0 - self.beta1)
+        v_new = v_old * beta2 + (g * g) * numerics.f32(1.0 - self.beta2)
+        change = (m_new * -numerics.f32(rate)) / (numerics.correctly_rounded_sqrt(v_new.abs()) + epsilon)
         return ids, m_new - m_old, v_new - v_old, change
 
 
@@ -200,13 +202,13 @@ class _TorchTable:
 
     def __init__(self, grad: Any, var: Tensor) -> None:
         values, ids = sparse_parts(grad)
-        d.require_tensor("a table", var, (torch.float32,))
-        d.require(var.dim() == 2, f"a table has shape {tuple(var.shape)}; accepted: (rows, dim)")
-        d.require_tensor("a gradient's values", values, (torch.float32,))
-        d.require_tensor("a gradient's ids", ids, (torch.int32, torch.int64))
+        checks.require_tensor("a table", var, (torch.float32,))
+        checks.require(var.dim() == 2, f"a table has shape {tuple(var.shape)}; accepted: (rows, dim)")
+        checks.require_tensor("a gradient's values", values, (torch.float32,))
+        checks.require_tensor("a gradient's ids", ids, (torch.int32, torch.int64))
         ids = ids.reshape(-1) if ids.dim() == 2 and ids.shape[1] == 1 else ids
-        d.require(ids.dim() == 1, f"a gradient's ids have shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
-        d.require_shape("a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table")
+        checks.require(ids.dim() == 1, f"a gradient's ids have shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
+        checks.require_shape("a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table")
         self.var, self.values, self.ids = var, values, ids
 
     def new_slot(self, name: str) -> Tensor:

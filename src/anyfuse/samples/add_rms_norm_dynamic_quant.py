@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops.add_rms_norm_dynamic_quant import Y_NAMES
 
 MASKS = (None, (), (True, True), (True, False), (False, True))
@@ -40,7 +40,7 @@ def _mask(draw: Draw, smooth1: bool, smooth2: bool) -> Any:
 
 
 def draw(draw: Draw) -> Sample:
-    dtype, y_dtype = draw.choice(d.FLOATS), draw.choice(tuple(Y_NAMES))
+    dtype, y_dtype = draw.choice(checks.FLOATS), draw.choice(tuple(Y_NAMES))
     cols = draw.size() if draw.chance(0.98) else draw.choice((16383, 16384, 16385, 16448, 40001))
     cols += cols % 2 if y_dtype == "int4" else 0
     rows = draw.choice((0, 1, 2, 3, 5, 6, 8, 16)) if cols < 10000 else draw.choice((1, 2))
@@ -71,7 +71,7 @@ def draw(draw: Draw) -> Sample:
 def case_inputs(
     draw: Draw, shape: tuple[int, ...], dtype: torch.dtype, attributes: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    d.require(len(shape) > 0, "shape is (); accepted: at least one size")
+    checks.require(len(shape) > 0, "shape is (); accepted: at least one size")
     rows = {name: draw.normal(shape, dtype) for name in ("x1", "x2")}
     weights = {name: draw.normal(shape[-1:], dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
     return {**rows, **weights}
@@ -100,7 +100,7 @@ def edges() -> Iterable[Sample]:
         x1, x2, gamma = (rows.normal(shape, torch.float16) for shape in ((2, cols), (2, cols), (cols,)))
         mask = (True, True)
         yield Sample(f"{cols} columns", {"x1": x1, "x2": x2, "gamma": gamma, "output_mask": mask})
-    for dtype in d.FLOATS:
+    for dtype in checks.FLOATS:
         x1, x2 = rows.normal((301, 520), dtype), rows.normal((301, 520), dtype)
         weights = {name: rows.normal((520,), dtype) for name in ("gamma", "smooth_scale1", "smooth_scale2", "beta")}
         yield Sample(f"many rows of {dtype}", {"x1": x1, "x2": x2, **weights})

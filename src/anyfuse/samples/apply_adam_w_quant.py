@@ -12,9 +12,7 @@ from torch import Tensor
 from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
 from ..formats import codebook
-from ..ops import _dispatch as d
-
-
+from ..ops import _checks as checks
 def _random_map(draw: Draw) -> Tensor:
     """Maps that a table encodes, and maps that it cannot: dense, with equal entries, short of 1, one-sided."""
     kind = draw.choice(("dynamic", "linear", "random", "equal", "dense", "short", "negative", "steps"))
@@ -35,7 +33,7 @@ def _random_map(draw: Draw) -> Tensor:
 
 
 def draw(draw: Draw) -> Sample:
-    dtype = draw.choice(d.FLOATS)
+    dtype = draw.choice(checks.FLOATS)
     mixed = draw.chance(0.2)
     block_size = draw.choice(codebook.BLOCK_SIZES)
     lists: dict[str, list[Tensor]] = {name: [] for name in "var grad m v absmax_m absmax_v s".split()}
@@ -46,7 +44,7 @@ def draw(draw: Draw) -> Sample:
         blocks = -(-math.prod(shape) // block_size)
         made = {
             "var": draw.normal(shape, dtype),
-            "grad": draw.normal(shape, draw.choice(d.FLOATS) if mixed else dtype, draw.choice((1.0, 1e-3, 0.0))),
+            "grad": draw.normal(shape, draw.choice(checks.FLOATS) if mixed else dtype, draw.choice((1.0, 1e-3, 0.0))),
             "m": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
             "v": torch.from_numpy(draw.rng.integers(0, 256, shape, dtype="uint8")),
             "absmax_m": draw.normal((blocks,)).abs() * draw.choice((1.0, 1e-6, 0.0)),
@@ -56,7 +54,7 @@ def draw(draw: Draw) -> Sample:
             made |= {"m": draw.normal(shape), "v": draw.normal(shape).abs()}
             made |= {"absmax_m": torch.zeros(0), "absmax_v": torch.zeros(0)}
         if ema:
-            made["s"] = draw.normal(shape, draw.choice(d.FLOATS))
+            made["s"] = draw.normal(shape, draw.choice(checks.FLOATS))
         for name, tensor in made.items():
             if tensor.is_floating_point() and draw.chance(0.1):
                 tensor = draw.special(tensor)
@@ -126,7 +124,7 @@ def edges() -> Iterable[Sample]:
     source = Draw(0)
     sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
     maps = {f"qmap_{x}": codebook.create_codebook("dynamic", signed=x == "m") for x in "mv"}
-    for dtype in d.FLOATS:
+    for dtype in checks.FLOATS:
         for block_size in (64, 256, 2048):
             lists = {
                 "var": [source.normal((size,), dtype) for size in sizes],
@@ -224,5 +222,5 @@ def bad_calls() -> Iterable[BadCall]:
 
 
 SAMPLES = Samples(
-    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS)
+    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS)
 )

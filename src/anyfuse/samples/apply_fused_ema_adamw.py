@@ -10,18 +10,16 @@ from torch import Tensor
 
 from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
-from ..ops import _dispatch as d
-
-
+from ..ops import _checks as checks
 def draw(draw: Draw) -> Sample:
     mixed = draw.chance(0.3)
-    common = draw.choice(d.FLOATS)
+    common = draw.choice(checks.FLOATS)
     tensors: dict[str, list[Tensor]] = {name: [] for name in "grad var m v s".split()}
     count = draw.choice((1, 1, 1, 2, 5))
     for _ in range(count):
         shape = draw.shape()
         for name, group in tensors.items():
-            tensor = draw.normal(shape, draw.choice(d.FLOATS) if mixed else common)
+            tensor = draw.normal(shape, draw.choice(checks.FLOATS) if mixed else common)
             tensor = tensor.abs() if name == "v" else tensor
             if draw.chance(0.15):
                 tensor = draw.special(tensor)
@@ -56,11 +54,11 @@ def edges() -> Iterable[Sample]:
     """Every size around a vector, a tile and a piece of the parallel loop, and a list of all of them."""
     source = Draw(0)
     sizes = (0, 1, 7, 8, 9, 15, 16, 17, 255, 256, 257, 16383, 16384, 16385, 100_003)
-    for dtype in d.FLOATS:
+    for dtype in checks.FLOATS:
         lists = {name: [source.normal((size,), dtype).abs() for size in sizes] for name in "grad var m v s".split()}
         yield Sample(f"{dtype}, list", {**lists, "step": list(range(1, len(sizes) + 1)), "weight_decay": 0.01})
         largest = {name: group[-1] for name, group in lists.items()}
-        seed = None if dtype == d.FLOATS[0] else 5
+        seed = None if dtype == checks.FLOATS[0] else 5
         yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, "step": 3, "lr": 0.01, "stochastic_rounding": seed})
 
 
@@ -109,5 +107,5 @@ def bad_calls() -> Iterable[BadCall]:
 
 
 SAMPLES = Samples(
-    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=d.FLOATS)
+    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS)
 )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._opspec import BadCall, CaseSpec, Preset, Sample, Samples
 from .._sampling import Draw
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops.lazy_adam import EPS_MODES, IDS
 
 DIMS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50, 63, 64, 65, 100, 128, 255, 256, 257, 300, 511, 513)
@@ -105,7 +105,7 @@ def draw(draw: Draw) -> Sample:
     unique = draw.chance(0.3)
     plain = draw.chance(0.5)
     count = draw.choice((1, 1, 1, 2, 5))
-    dtypes = [(draw.choice(d.FLOATS), draw.choice(d.FLOATS)) for _ in range(count)]
+    dtypes = [(draw.choice(checks.FLOATS), draw.choice(checks.FLOATS)) for _ in range(count)]
     tables = [_draw_table(draw, pair, unique, plain) for pair in dtypes]
     one = count == 1 and draw.chance(0.8)
     options = {} if plain else _draw_options(draw, tables, one)
@@ -142,7 +142,7 @@ def edges() -> Iterable[Sample]:
     def ids(n: int, rows: int) -> Tensor:
         return torch.from_numpy(source.rng.integers(-1, rows, n))
 
-    for dtype in d.FLOATS:
+    for dtype in checks.FLOATS:
         tables = [table(40, 30, dim, ids(40, 30), dtype) for dim in DIMS]
         yield Sample(f"{dtype}, list", {**{name: [t[name] for t in tables] for name in tables[0]}, "lr": 0.1})
     for n in (1, 15, 16, 17, 2047, 2048, 4095, 4096, 4097):
@@ -157,7 +157,7 @@ def edges() -> Iterable[Sample]:
         "distinct ids, not looked for", {**table(20_000, 40_000, 9, distinct), "lr": 0.1, "assume_unique": True}
     )
     every = {"step": 40, "bias_correction": "global", "eps_mode": "outside", "weight_decay": 0.1, "lr": 0.1}
-    for dtype in d.FLOATS:
+    for dtype in checks.FLOATS:
         tables = [table(1, 1, dim, ids(1, 1), dtype) for dim in (1, 15, 257, 70_000)]
         dense: dict[str, Any] = {name: [t[name] for t in tables] for name in tables[0]}
         dense["indices"] = [None] * len(tables)
@@ -285,7 +285,7 @@ SAMPLES = Samples(
     case=CaseSpec(
         inputs=case_inputs,
         sizes=(1000, 32, 100),
-        dtypes=d.FLOATS,
+        dtypes=checks.FLOATS,
         axes=("rows", "dim", "n"),
         presets={"official": OFFICIAL},
     ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
 from ..formats.blocked import nd_to_nz, pack_scale_int64
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops.quant_matmul_dequant import MAX_K
 from ..packed import pack_weight
 
@@ -28,7 +28,7 @@ def product(draw: Draw, groups: tuple[int, ...], m: int, n: int, k: int) -> tupl
     """A random call on m rows, and words for its kind."""
     lead = draw.choice(((m,), (m,), (m,), (1, m), (m, 1), (1, m, 1)))
     kind = draw.choice(("dynamic", "dynamic", "pertoken", "pertensor", "int64", "quantized"))
-    x_dtype = torch.int8 if kind == "quantized" else draw.choice(d.FLOATS)
+    x_dtype = torch.int8 if kind == "quantized" else draw.choice(checks.FLOATS)
     if kind == "quantized":
         x = int8(draw, (*lead, k))
     else:
@@ -46,11 +46,11 @@ def product(draw: Draw, groups: tuple[int, ...], m: int, n: int, k: int) -> tupl
         bias = torch.from_numpy(draw.rng.integers(low, high, (*groups, n))).to(torch.int32)
         arguments["bias"] = draw.view(bias, writable=False)
     if kind != "quantized" and draw.chance(0.4):
-        smooth = draw.normal(draw.choice(((k,), (*groups, k))), draw.choice(d.FLOATS)).abs() + 0.1
+        smooth = draw.normal(draw.choice(((k,), (*groups, k))), draw.choice(checks.FLOATS)).abs() + 0.1
         arguments["smooth_scale"] = draw.view(draw.special(smooth) if draw.chance(0.2) else smooth, writable=False)
     arguments |= _x_scale(draw, kind, m)
     if kind == "quantized" or draw.chance(0.4):
-        arguments["out_dtype"] = draw.choice(d.FLOATS)
+        arguments["out_dtype"] = draw.choice(checks.FLOATS)
     arguments["convention"] = draw.choice(("formula", "device"))
     return f"{kind} {x_dtype}", arguments
 
