@@ -546,7 +546,7 @@ class _Excerpt:
             skipped = call.skips(flat)
             self.ids = flat[~skipped].unique()
             self.gradient = gradient
-            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat))
+            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat.contiguous()))
         self.rows = [tensor[self.ids] for tensor in tensors]
 
     def write_back(self) -> None:
