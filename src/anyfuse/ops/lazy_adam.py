@@ -203,8 +203,8 @@ def lazy_adam_(
         assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
             they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
             right, and no other memory is touched.
-        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
-            default `ANYFUSE_CONVENTION`.
+        convention: "device" (1 - beta from beta in fp32, as the document's own test flow and the NPU have it) or
+            "formula" (1 - beta rounded once); default `ANYFUSE_CONVENTION`, and "device" where it is not set.
         row_step: counts of the rows, (rows,) int32, updated: for `bias_correction="row"` and `decay_mode="catch_up"`.
         step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each table.
             Needed for `bias_correction="global"`, `decay_mode="catch_up"` and `stochastic_rounding`.
@@ -240,7 +240,7 @@ def lazy_adam_(
     """
     lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(var))
     options = (
-        grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention),
+        grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention, "device"),
         _correction(bias_correction), eps_mode, weight_decay, decay_mode, refuse_negative, _padding(padding_idx),
         maximize,
     )  # fmt: skip
