@@ -148,15 +148,18 @@ def test_kernel_passes_include_no_standard_templates() -> None:
     for path in (ROOT / "csrc" / "ops").glob("*.cpp"):
         kernel_pass = path.read_text().partition("#else  // ---- the entry point")[0]
         assert standard.isdisjoint(re.findall(r"#include <(\w+)>", kernel_pass)), path.name
-    for name in ("simd.h", "tile.h", "dot.h"):
-        path = ROOT / "csrc" / "core" / name
-        if path.exists():
-            assert standard.isdisjoint(re.findall(r"#include <(\w+)>", path.read_text())), name
+    core = ROOT / "csrc" / "core"
+    headers = [
+        *(core / "simd").glob("*.h"),
+        *(core / f"{name}.h" for name in ("simd", "convert", "lane_sum", "tile", "dot")),
+    ]
+    for path in headers:
+        assert standard.isdisjoint(re.findall(r"#include <(\w+)>", path.read_text())), path.name
 
 
-def test_intrinsics_stay_in_their_two_headers() -> None:
+def test_intrinsics_stay_in_the_files_of_the_instruction_sets() -> None:
     for path in (ROOT / "csrc").rglob("*"):
-        if path.suffix in (".h", ".cpp") and path.name not in ("simd.h", "dot.h"):
+        if path.suffix in (".h", ".cpp") and path.parent.name != "simd":
             assert not re.search(r"\b_mm\d*_|immintrin|arm_neon|\bv\w+q_[fsu]\d+\(", path.read_text()), path
 
 
