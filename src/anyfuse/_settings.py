@@ -30,7 +30,9 @@ _default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
 if _default_backend == "reference":
     _core.go_generally()
 _backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
-_default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS) if "ANYFUSE_CONVENTION" in os.environ else None
+_default_convention = (
+    _from_environment("ANYFUSE_CONVENTION", CONVENTIONS) if "ANYFUSE_CONVENTION" in os.environ else None
+)
 
 
 @contextmanager

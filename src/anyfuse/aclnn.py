@@ -24,20 +24,15 @@ from torch import Tensor
 
 from . import _core, acl_config
 
-#: Codes and names of what the functions return (acl runtime and aclnn).
+_STATUS_HEADERS = ("acl/acl_base.h", "acl/error_codes/rt_error_codes.h", "aclnn/aclnn_base.h")
+#: Names of what the functions return (acl, the runtime below it, aclnn) by code, from the headers of the C interface;
+#: empty where the package was built without it.
 STATUS_NAMES = {
-    100000: "ACL_ERROR_INVALID_PARAM",
-    100001: "ACL_ERROR_UNINITIALIZE",
-    161001: "ACLNN_ERR_PARAM_NULLPTR",
-    161002: "ACLNN_ERR_PARAM_INVALID",
-    361001: "ACLNN_ERR_RUNTIME_ERROR",
-    561000: "ACLNN_ERR_INNER",
-    561001: "ACLNN_ERR_INNER_INFERSHAPE_ERROR",
-    561002: "ACLNN_ERR_INNER_TILING_ERROR",
-    561003: "ACLNN_ERR_INNER_FIND_KERNEL_ERROR",
-    561101: "ACLNN_ERR_INNER_CREATE_EXECUTOR",
-    561102: "ACLNN_ERR_INNER_NOT_TRANS_EXECUTOR",
-    561103: "ACLNN_ERR_INNER_NULLPTR",
+    code: name
+    for path in (acl_config.PREFIX / "include" / header for header in _STATUS_HEADERS)
+    if path.exists()
+    for name, code in _core.numbers(path.read_text(encoding="utf-8")).items()
+    if name.startswith(("ACL_ERROR_", "ACLNN_ERR_")) and code
 }
 _REPEAT_INITIALIZE = 100002
 

@@ -47,6 +47,7 @@ from . import _memory as memory
 from . import _numerics as numerics
 from ._record import Convention
 from ._register import define
+
 RETURNS = "(Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
 
 YDtype = Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2", "hifloat8"]
@@ -217,8 +218,12 @@ def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -
     checks.require(len(output_mask) == 2, f"output_mask has {len(output_mask)} entries; accepted: 2")
     first, second = output_mask
     checks.require(first or second, "output_mask is (False, False); accepted: at least one True")
-    checks.require(first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other")
-    checks.require(second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other")
+    checks.require(
+        first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other"
+    )
+    checks.require(
+        second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other"
+    )
     return first, second
 
 

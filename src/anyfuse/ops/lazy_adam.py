@@ -320,7 +320,9 @@ def check(call: Call) -> None:
     for counts, table in zip(call.row_step, var, strict=bool(call.row_step)):
         checks.require_tensor("row_step", counts, (torch.int32,))
         checks.require_shape("row_step", counts, table.shape[:1], "the rows of var")
-    checks.require(len(lr) in (0, 1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
+    checks.require(
+        len(lr) in (0, 1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}"
+    )
     for value in lr:
         checks.check_scalar("lr", value)
     if call.step:
@@ -348,7 +350,9 @@ def check_indices(ids: Tensor | None, table: Tensor) -> int:
 def check_options(call: Call, row_step: bool, step: bool) -> None:
     """Refuses numbers and choices, and what they need and is not given (`row_step`, `step`: whether they are)."""
     accepted = "a magnitude of at least 1e-8"
-    checks.require(abs(numerics.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}")
+    checks.require(
+        abs(numerics.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}"
+    )
     for name, value, choices in (("eps_mode", call.eps_mode, EPS_MODES), ("decay_mode", call.decay_mode, DECAY_MODES)):
         checks.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
     both = call.bias_correction == "row" and call.decay_mode == "catch_up"
@@ -358,7 +362,9 @@ def check_options(call: Call, row_step: bool, step: bool) -> None:
     needs = "bias_correction='row' or decay_mode='catch_up'"
     checks.require(row_step or not call.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
     checks.require(call.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
-    checks.require(step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it")
+    checks.require(
+        step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it"
+    )
     checks.require(
         call.refuse_negative or padding is None, f"padding_idx is {padding}; accepted: None without refuse_negative"
     )
@@ -465,7 +471,9 @@ def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: E
         power1, power2, decay1 = power1 * call.beta1, power2 * call.beta2, decay1 * call.beta1
         root_decay *= np.sqrt(np.float64(call.beta2))
         lr, epsilon = exact.corrected(power1, power2)
-        moved = moved * decay + (m * -numerics.f32(lr * decay1)) / (root * numerics.f32(root_decay) + numerics.f32(epsilon))
+        moved = moved * decay + (m * -numerics.f32(lr * decay1)) / (
+            root * numerics.f32(root_decay) + numerics.f32(epsilon)
+        )
     var = var * numerics.f32(power(exact.decay, skipped)) + moved * numerics.f32(power(exact.decay, skipped - moves))
     return m * numerics.f32(power(call.beta1, skipped)), v * numerics.f32(power(call.beta2, skipped)), var
 
@@ -493,7 +501,9 @@ def reference(call: Call, i: int) -> tuple[Tensor, ...]:
     gradient, indices, m, v, var = call.gradient[i], call.indices[i], call.m[i], call.v[i], call.var[i]
     row_step, step = call.row_step[i] if call.row_step else None, int(checks.entry(call.step, i)) if call.step else 0
     exact = Exact(float(checks.entry(call.rates, i)), call)
-    rest1, rest2 = (numerics.f32(1.0 - (numerics.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2))
+    rest1, rest2 = (
+        numerics.f32(1.0 - (numerics.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2)
+    )
     ids, g = _named(gradient, indices, call)
     if var.shape[1] == 0:
         ids, g = ids[:0], g[:0]  # nothing to step, nothing to count
@@ -603,5 +613,6 @@ register(
         in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),
         profiles=PROFILES,
+        convention="device",
     )
 )
