@@ -25,7 +25,7 @@ from torch import Tensor
 from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from . import _dispatch as d
 from ._rounding import rounded, seeds_of
 
@@ -70,19 +70,7 @@ class Call(NamedTuple):
         d.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
 
 
-PROFILES = Profiles(
-    "apply_fused_ema_adamw",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"var": d.FLOATS},
-            one_dtype=("var", "grad", "m", "v", "s"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"maximize": (False,)},
-            absent=("grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_fused_ema_adamw")
 
 
 def apply_fused_ema_adamw_(

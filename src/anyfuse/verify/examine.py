@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .._sampling import different_bits
-from .._soc import ANY, soc
+from .._products import ANY
+from .._soc import soc
 from . import matrix
 from .compare import distances, name_of
 from .element import Element, element, tensors
