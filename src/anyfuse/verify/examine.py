@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._sampling import different_bits
 from .._products import ANY
+from .._sampling import different_bits
 from .._soc import soc
 from . import matrix
 from .compare import distances, name_of
