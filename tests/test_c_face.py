@@ -150,7 +150,8 @@ def checked_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The face compiled with AddressSanitizer and with traps for undefined behaviour, over the installed core."""
     folder = tmp_path_factory.mktemp("asan")
     aclnn = ROOT / "csrc" / "aclnn"
-    include = [f"-I{aclnn}", f"-I{aclnn / 'include'}", f"-I{ROOT / 'csrc' / 'include'}"]
+    run(sys.executable, ROOT / "src" / "anyfuse" / "_products.py", folder / "products.inc")
+    include = [f"-I{aclnn}", f"-I{aclnn / 'include'}", f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}"]
     # An enumeration that comes from C can hold any number; that is answered by a code.
     checks = ["-fsanitize=address,undefined", "-fno-sanitize=enum", "-fsanitize-undefined-trap-on-error"]
     flags = ["-std=gnu++17", "-O0", "-g1", "-fPIC", "-fvisibility=hidden", *checks]

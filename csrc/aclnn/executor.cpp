@@ -162,7 +162,11 @@ aclnnStatus set_address(const char *function, aclOpExecutor *handle, size_t inde
 }  // namespace
 
 Call::Call(const char *op, uint64_t *workspace_size, aclOpExecutor **executor)
-    : op_(op), workspace_size_(workspace_size), executor_(executor), settings_(acl::settings()) {}
+    : op_(op),
+      workspace_size_(workspace_size),
+      executor_(executor),
+      settings_(acl::settings()),
+      limits_(limits_of(op, settings_.product)) {}
 
 Call &Call::add(const char *name, Role role, const aclTensor *handle) {
   Argument argument = {name, role, handle, handle != nullptr, false, {}};
