@@ -40,7 +40,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
 from . import _checks as checks
 from . import _memory as memory
@@ -105,26 +105,7 @@ CARRIERS = {
 }
 
 
-def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
-    return Limits(
-        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
-        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
-        ranks={"x1": (2, 8)},
-        positive=("epsilon",),
-        values={} if masks else {"output_mask": (None,)},
-    )
-
-
-HALVES = (torch.float16, torch.bfloat16)
-
-PROFILES = Profiles(
-    "add_rms_norm_dynamic_quant",
-    {
-        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
-        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
-        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
-    },
-)
+PROFILES = Profiles("add_rms_norm_dynamic_quant")
 
 
 def add_rms_norm_dynamic_quant(

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats import codebook
 from . import _checks as checks
 from . import _memory as memory
@@ -96,19 +96,7 @@ class Call(NamedTuple):
 #: What moments are kept in: codes, or themselves.
 STATES = (torch.uint8, torch.float32)
 
-PROFILES = Profiles(
-    "apply_adam_w_quant",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            one_dtype=("var", "grad"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            dtypes={"m": (torch.uint8,)},
-            absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_adam_w_quant")
 
 
 def apply_adam_w_quant_(

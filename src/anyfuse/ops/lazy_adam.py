@@ -50,7 +50,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from . import _checks as checks
 from . import _memory as memory
 from . import _numerics as numerics
@@ -138,22 +138,7 @@ SMALLEST_EPSILON = numerics.f32(1e-8)
 
 _MASK = torch.empty(0, dtype=torch.bool)  # stands for all rows where products are asked
 
-PROFILES = Profiles(
-    "lazy_adam",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
-            multiples={"dim": 8},
-            values={
-                "bias_correction": ("none",),
-                "weight_decay": (0.0,),
-                "maximize": (False,),
-                "refuse_negative": (False,),
-            },
-            absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("lazy_adam")
 
 
 def lazy_adam_(

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.blocked import nz_to_nd
 from ..packed import PackedWeight, packed_shape
 from . import _checks as checks
@@ -57,18 +57,7 @@ class Call(NamedTuple):
     convention: Convention
 
 
-PROFILES = Profiles(
-    "quant_matmul_dequant",
-    {
-        ("Ascend310P",): Limits(
-            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
-            ranks={"x": (2, 2), "weight_scale": (1, 1), "x_scale": (0, 1)},
-            multiples={"n": 16, "k": 16},
-            values={"transpose_weight": (True,)},
-            absent=("bias",),
-        )
-    },
-)
+PROFILES = Profiles("quant_matmul_dequant")
 
 MODES = get_args(QuantMode)
 MAX_K = 131071  # 131072·128·128 = 2^31 would not fit int32
