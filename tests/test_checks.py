@@ -8,7 +8,7 @@ from anyfuse import _checks
 
 def test_require_raises_its_message():
     _checks.require(True, "never said")
-    with pytest.raises(ValueError, match="^k is 3; accepted: 4$"):
+    with pytest.raises(ValueError, match=r"^k is 3; accepted: 4$"):
         _checks.require(False, "k is 3; accepted: 4")
 
 
