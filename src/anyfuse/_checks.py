@@ -22,7 +22,7 @@ def require_tensor(name: str, value: Any, dtypes: Sequence[torch.dtype]) -> None
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is {kind(value)}; accepted: a tensor of {names(dtypes)}")
     if value.dtype not in dtypes:
-        raise TypeError(f"{name} has dtype {names([value.dtype])}; accepted: {names(dtypes)}")
+        raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}; accepted: {names(dtypes)}")
 
 
 def one_of(what: str, value: T, accepted: Iterable[Any]) -> T:
@@ -35,11 +35,16 @@ def one_of(what: str, value: T, accepted: Iterable[Any]) -> T:
     raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
 
 
+def dtype_name(dtype: object) -> str:
+    """A dtype, or a word that stands for one, as it is written in errors and files: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def names(dtypes: Iterable[object]) -> str:
-    """Dtypes, or words that stand for some, as they are written in errors and files: "float32, int8"."""
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    """Several: "float32, int8"."""
+    return ", ".join(map(dtype_name, dtypes))
 
 
 def kind(value: object) -> str:
     """What a value is, where something else was accepted: "a tensor of int8", "a str"."""
-    return f"a tensor of {names([value.dtype])}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return f"a tensor of {dtype_name(value.dtype)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
