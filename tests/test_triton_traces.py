@@ -22,7 +22,6 @@ from anyfuse import _tensors
 from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 from anyfuse.ops import _register
-
 from anyfuse.optim import LazyAdam, _adamw_rows
 from anyfuse.samples.draw import Draw
 

@@ -171,10 +171,7 @@ def add_rms_norm_dynamic_quant(
 
 
 def _requires_grad(*tensors: Any) -> bool:
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            return True
-    return False
+    return True in [isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors]
 
 
 def y_name(y_dtype: Any) -> str:

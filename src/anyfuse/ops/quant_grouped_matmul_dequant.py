@@ -32,7 +32,6 @@ from .._settings import convention_or_default, use_reference
 from .._soc import Profiles
 from ..packed import PackedWeight
 from . import _checks as checks
-from . import _memory as memory
 from . import quant_matmul_dequant as plain
 from ._record import Convention
 from ._register import define

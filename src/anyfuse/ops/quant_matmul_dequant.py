@@ -228,8 +228,8 @@ def _check_x_scale(x: Tensor, x_scale: Tensor | None, weight_scale: Tensor, m: i
     expected = torch.float16 if int64 else torch.float32
     if x_scale.dtype != expected:
         raise TypeError(
-            f"x_scale has dtype {checks.names([x_scale.dtype])}; accepted: {checks.names([expected])} beside a weight_scale of "
-            f"{checks.names([weight_scale.dtype])}"
+            f"x_scale has dtype {checks.names([x_scale.dtype])}; accepted: {checks.names([expected])} beside a "
+            f"weight_scale of {checks.names([weight_scale.dtype])}"
         )
     shape = tuple(x_scale.shape)
     if quant_mode == "pertensor":

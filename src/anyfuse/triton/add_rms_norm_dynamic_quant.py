@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _memory as memory
-
 from ..ops import _numerics as numerics
 from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, outputs
 from ._launch import EVERYWHERE, Launch, Variant, ones

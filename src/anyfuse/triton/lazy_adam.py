@@ -30,9 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _checks as checks
-
 from ..ops import _memory as memory
-
 from ..ops import _numerics as numerics
 from ..ops.lazy_adam import IDS, Call, Exact, check, check_step_values, moves_that_count
 from ._launch import (
@@ -551,7 +549,7 @@ def run(call: Call) -> None:
         group.run()
     if not capturing(device):
         watch.look()
-    memory.write_back(*zip(call.updated, call.updated, strict=True))
+    memory.write_back_all(call.updated, call.updated)
 
 
 def variants() -> Iterator[Variant]:
