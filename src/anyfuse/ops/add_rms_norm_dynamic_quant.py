@@ -32,7 +32,7 @@ Rows do not touch each other, and a row of no elements has scale 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -304,6 +304,7 @@ def outputs(call: Call) -> Results:
     return y1, y2, x1.new_empty(0 if call.x2 is None else x1.shape), scale1, scale2
 
 
+_op: Callable[..., Results]
 _op, _ = define("add_rms_norm_dynamic_quant", Call, _general, outputs)
 _native = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
 

@@ -284,7 +284,7 @@ def _rate(lr: Any) -> float:
         raise TypeError(f"lr is a {type(lr).__name__}; accepted: a number, a one-element float tensor or a list")
     if isinstance(lr, int) and not -(2**1023) <= lr < 2**1023:
         raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
-    return lr if isinstance(lr, torch.SymFloat) else float(lr)
+    return lr if isinstance(lr, torch.SymFloat) else float(lr)  # type: ignore[return-value]
 
 
 def check(call: Call) -> None:

@@ -549,7 +549,6 @@ def run(call: Call) -> None:
         group.run()
     if not capturing(device):
         watch.look()
-    memory.write_back_all(call.updated, call.updated)
 
 
 def variants() -> Iterator[Variant]:
