@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from anyfuse_app import app
 from typer.testing import CliRunner
 
 import anyfuse
+from anyfuse_cli.app import app
 from anyfuse._products import PRODUCTS, Limits, product_of
 from anyfuse._soc import product
 from anyfuse.formats import create_codebook
