@@ -110,7 +110,7 @@ aclnnStatus execute(const Work &work) {
     }
   }
   void *scratch = work.executor->scratch > 0 ? work.workspace + work.plan.scratch_at : nullptr;
-  ANYFUSE_TRY(work.executor->compute(pointers, scratch));
+  ANYFUSE_TRY(in_default_mode([&] { return work.executor->compute(pointers, scratch); }));
   for (size_t i = 0; i < work.arguments.size(); ++i)
     if (work.plan.copy_at[i] >= 0 && work.arguments[i].role != Role::input)
       scatter(pointers[i], work.arguments[i].tensor);

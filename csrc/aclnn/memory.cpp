@@ -27,10 +27,7 @@ struct Memory {
   std::map<uintptr_t, Allocation> allocations;
 };
 
-Memory &memory() {
-  static Memory &instance = *new Memory;
-  return instance;
-}
+Memory &memory() { return process_wide<Memory>(); }
 
 aclError allocate(const char *function, void **out, size_t size, bool device) {
   if (out == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "%s: the pointer to fill is null", function);

@@ -8,6 +8,10 @@
 extern "C" {
 #endif
 
+/* function(argument) in the default floating-point mode, as every operator runs in: for numbers that are computed
+ * before a call. */
+ANYFUSE_API int32_t anyfuse_in_default_mode(int32_t (*function)(void *), void *argument);
+
 /* ---- overlap: whether tensors share memory, decided by arithmetic on sizes and strides with a fixed limit of work
  * ---- */
 
