@@ -68,8 +68,8 @@ def test_inputs_that_the_fuzzer_has_found(saved: Path) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"num_hidden_layers": 10**9}, "too few for 1000000000 layers"),
-        ({"intermediate_size": 10**7}, "too few for [0-9]+ weights"),
+        ({"num_hidden_layers": 500}, "too few for 500 layers"),
+        ({"intermediate_size": 10**6}, "too few for [0-9]+ weights"),
         ({"hidden_size": "wide"}, "."),
         ({"auto_map": {"AutoConfig": "code.Config"}, "model_type": "own"}, "."),
     ],
@@ -89,7 +89,7 @@ def test_a_recipe_that_names_no_model(saved: Path) -> None:
         recipe = {**json.loads(parts["recipe"]), "kind": kind}
         header["__metadata__"]["recipe"] = json.dumps(recipe)
         changed = with_header(parts["file"], json.dumps(header).encode())
-        with replaced(saved / "anyfuse.safetensors", changed), pytest.raises(ValueError, match="no model"):
+        with replaced(saved / "anyfuse.safetensors", changed), pytest.raises(ValueError, match="accepted: Llama"):
             anyfuse.load_quantized(saved)
 
 

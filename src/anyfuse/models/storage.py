@@ -19,6 +19,8 @@ from ..nn import QuantLinear
 from ..ops import _dispatch as d
 from .adapter import Adapter
 from .convert import Group, Recipe, apply, make_plan, require_numbers
+from .kinds import CONFIG_LIMIT, KINDS, config_of, read_json, refusing, short
+from .source import weights_of
 
 FILE, FORMAT = "anyfuse.safetensors", "anyfuse-w8a8-1"
 GENERATION = "generation_config.json"
@@ -92,13 +94,19 @@ def _replace(folder: Path, waiting: Path) -> None:
         os.replace(path, folder / path.name)
 
 
-def load_quantized(folder: str | Path) -> Any:
+def load_quantized(folder: str | Path, *, model_class: type[nn.Module] | None = None) -> Any:
     """The model that `save_quantized` wrote. No float model is built, and nothing but the file's tensors is read.
+
+    Args:
+        folder: where it is. `config.json` may ask for what the lists in `anyfuse.models.kinds` accept; other fields of
+            it are not read.
+        model_class: the class of a model that was quantized with an adapter of one's own. No list knows it, so its
+            config is read as transformers reads it: for folders that you trust.
 
     Raises:
         OSError: a file is missing.
-        ValueError: the file is not of this format, or a name, shape or type of a tensor is not what the config asks;
-            under `torch.device("meta")`, where a model would have no numbers.
+        ValueError: the file is not of this format, the config asks for what no list names, or a name, shape or type of
+            a tensor is not what the config asks; under `torch.device("meta")`, where a model would have no numbers.
         ImportError: transformers, accelerate or safetensors is missing (extra `hf`).
     """
     from safetensors import SafetensorError, safe_open
@@ -109,22 +117,20 @@ def load_quantized(folder: str | Path) -> Any:
         raise FileNotFoundError(f"{folder / FILE} is missing; accepted: a folder that `anyfuse quantize` wrote")
     try:
         with safe_open(folder / FILE, framework="pt") as file:
-            return _read(folder, file)
+            return _read(folder, file, model_class)
     except SafetensorError as error:
         raise ValueError(f"{folder / FILE} cannot be read: {error}; accepted: what save_quantized wrote") from None
 
 
-def _read(folder: Path, file: Any) -> Any:
+def _read(folder: Path, file: Any, model_class: type[nn.Module] | None) -> Any:
     metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{folder / FILE} has format {metadata.get('format')!r}; accepted: {FORMAT!r}")
     recipe = _recipe(metadata.get("recipe", ""))
-    try:
-        model = _skeleton(folder, recipe, set(file.keys()))
-    except (OSError, ValueError, ImportError):
-        raise
-    except Exception as error:  # of any kind: models and their configs meet numbers and words that nobody has checked
-        raise ValueError(f"the config in {folder} and the recipe in {FILE} make no {recipe.kind}: {error!r}") from error
+    kind, config = _config(folder, recipe, model_class)
+    _check_sizes(folder, kind, config, len(file.keys()))
+    with refusing(f"the config in {folder} and the recipe in {FILE} make no {recipe.kind}"):
+        model = _skeleton(kind, config, recipe, set(file.keys()))
     expected = dict(_tensors(model))
     _check_names(expected.keys(), file.keys())
     tensors = {name: file.get_tensor(name) for name in expected}
@@ -137,29 +143,38 @@ def _read(folder: Path, file: Any) -> Any:
     return model.eval()
 
 
-def _skeleton(folder: Path, recipe: Recipe, names: set[str]) -> Any:
-    """The quantized model's modules, without numbers: parameters on the device "meta", int8 weights zero."""
+def _config(folder: Path, recipe: Recipe, model_class: Any) -> tuple[Any, Any]:
+    """The model's class and its config."""
     import transformers
+
+    known = list(KINDS) if model_class is None else [model_class.__name__]
+    if recipe.kind not in known:
+        advice = ", or another with model_class" if model_class is None else ""
+        raise ValueError(f"{folder / FILE} is of a {short(recipe.kind)}; accepted: {', '.join(known)}{advice}")
+    if model_class is not None:
+        return model_class, model_class.config_class.from_pretrained(folder, local_files_only=True)
+    path = folder / "config.json"
+    return getattr(transformers, recipe.kind), config_of(recipe.kind, read_json(path, CONFIG_LIMIT), path)
+
+
+def _check_sizes(folder: Path, kind: Any, config: Any, tensors: int) -> None:
+    """Before time is spent on modules and memory is asked for."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > tensors:
+        raise ValueError(f"{FILE} has {tensors} tensors, too few for {layers} layers")
+    needed, found = weights_of(kind, config, folder), (folder / FILE).stat().st_size
+    if needed > found:  # each takes a byte or more
+        raise ValueError(f"{FILE} has {found} bytes, too few for {needed} weights")
+
+
+def _skeleton(kind: Any, config: Any, recipe: Recipe, names: set[str]) -> Any:
+    """The quantized model's modules, without numbers: parameters on the device "meta", int8 weights zero."""
     from accelerate import init_empty_weights
 
-    kind = getattr(transformers, recipe.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise ValueError(
-            f"{folder / FILE} is of a {recipe.kind}, which is no model of transformers {transformers.__version__}"
-        )
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    layers = getattr(config, "num_hidden_layers", 0)
-    if layers > len(names):
-        raise ValueError(f"{FILE} has {len(names)} tensors, too few for {layers} layers")
     with init_empty_weights(include_buffers=False):
         model = kind(config)
     model.tie_weights()  # parameters that became empty are no longer one
-
     plan = make_plan(model, recipe.adapter, recipe.skip)
-    needed = sum(linear.in_features * linear.out_features for group in plan.groups for linear in group.linears)
-    found = (folder / FILE).stat().st_size
-    if needed > found:  # before memory for them is asked for
-        raise ValueError(f"{FILE} has {found} bytes, too few for {needed} weights")
 
     def make(group: Group) -> QuantLinear:
         n, k = sum(one.out_features for one in group.linears), group.linears[0].in_features
