@@ -12,8 +12,8 @@ from rich.console import Console
 from .._console import Json, print_json, progress, show, table
 from .convert import quantize_
 from .evaluate import WINDOW, evaluate
-from .source import load_float, load_tokenizer
-from .storage import FILE, load_quantized, save_quantized
+from .source import TOKENIZER_FILES, load_float, load_tokenizer
+from .storage import FILE, check_companions, load_quantized, save_quantized
 
 FIGURES = {  # what people read in place of a field's name
     "tokens": "tokens judged",
@@ -61,8 +61,7 @@ def quantize(
             advance=lambda done, total: advance("calibrate and quantize", done=0, words=f"{done} of {total} linears"),
         )  # fmt: skip
         advance("write", done=0)
-        save_quantized(float_model, out)
-        tokenizer.save_pretrained(out)
+        save_quantized(float_model, out, tokenizer=tokenizer)
     if json_:
         print_json({**asdict(report), "out": str(out)})
         return
@@ -120,6 +119,7 @@ def open_model(path: Path) -> tuple[Any, Any]:
     transformers.logging.disable_progress_bar()
     if (path / FILE).is_file():
         model = load_quantized(path)
+        check_companions(path, *TOKENIZER_FILES)
         return model, load_tokenizer(path, model.config)
     return load_float(path)
 

@@ -24,6 +24,7 @@ from .kinds import (
 
 ELEMENTS = 1 << 21  # of a GGUF file's lists, each of which costs its reader an object
 TENSORS_OF_A_LAYER = 9  # of a decoder's: seven linears and two norms, at least
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 WEIGHTS = (".safetensors", ".bin")
 
 

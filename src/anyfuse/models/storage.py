@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._saving import digest, saving
 from ..nn import QuantLinear
 from ..ops import _dispatch as d
 from .adapter import Adapter
@@ -23,19 +21,25 @@ from .kinds import CONFIG_LIMIT, KINDS, config_of, read_json, refusing, short
 from .source import weights_of
 
 FILE, FORMAT = "anyfuse.safetensors", "anyfuse-w8a8-1"
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
-def save_quantized(model: nn.Module, folder: str | Path) -> None:
+def save_quantized(model: nn.Module, folder: str | Path, *, tokenizer: Any = None) -> None:
     """Writes a model that `quantize_` has quantized: int8 weights, scales and what is left in float, and its config.
 
     Tensors that the model shares (tied embeddings) are written once. Nothing is pickled. All files are completed in a
     temporary folder before the first appears, and the tensors appear last: an error loses nothing that was there, and
-    a process that is killed leaves a model, or a folder that `load_quantized` refuses.
+    a process that is killed leaves a model, or a folder that `load_quantized` refuses. Of several processes that save
+    to one folder the second waits, up to five minutes; the file of tensors knows the others by their SHA-256.
+
+    Args:
+        model: what `quantize_` was given.
+        folder: made where there is none.
+        tokenizer: a tokenizer of transformers to save with the model.
 
     Raises:
         TypeError: the model is not quantized, has no config, or its scales have another dtype than float32.
-        OSError: a file cannot be written.
+        OSError: a file cannot be written, or another process is writing in the folder all the time (TimeoutError).
     """
     config: Any = getattr(model, "config", None)
     recipe: Recipe | None = getattr(model, "_anyfuse_recipe", None)
@@ -43,55 +47,52 @@ def save_quantized(model: nn.Module, folder: str | Path) -> None:
         raise TypeError(
             f"model is a {type(model).__name__}; accepted: one of transformers that quantize_ has quantized"
         )
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
-    try:
-        _write(waiting, model, copy.deepcopy(config), recipe)
-        _replace(folder, waiting)
-    finally:
-        _remove(waiting)
+    with saving(folder, last=FILE, outdated=(GENERATION,)) as waiting:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(waiting)
+        _write(waiting, Path(folder), model, copy.deepcopy(config), recipe)
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder, also when Ctrl-C comes meanwhile."""
-    try:
-        shutil.rmtree(folder)
-    except KeyboardInterrupt:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _write(folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:
+def _write(waiting: Path, folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if hasattr(config, "quantization_config"):  # of the file that the float weights came from
         del config.quantization_config
-    config.save_pretrained(folder)
+    config.save_pretrained(waiting)
     generation: Any = getattr(model, "generation_config", None)
     if generation is not None:
-        generation.save_pretrained(folder)
+        generation.save_pretrained(waiting)
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model)}
     for name, tensor in tensors.items():
         if name.endswith("_scale"):
             d.require_tensor(name, tensor, (torch.float32,))  # `model.to(dtype)` converts them, which no call accepts
+    companions = {path.name: digest(path) for path in waiting.iterdir() if path.is_file()}
+    metadata = {"format": FORMAT, "recipe": json.dumps(asdict(recipe)), "companions": json.dumps(companions)}
     try:
-        save_file(tensors, folder / FILE, metadata={"format": FORMAT, "recipe": json.dumps(asdict(recipe))})
+        save_file(tensors, waiting / FILE, metadata=metadata)
     except SafetensorError as error:  # a full disk
-        raise OSError(f"{folder.parent / FILE} cannot be written: {error}") from error
+        raise OSError(f"{folder / FILE} cannot be written: {error}") from error
 
 
-def _replace(folder: Path, waiting: Path) -> None:
-    """Moves the files of `waiting` to the folder. Between the first and the last there is no file of tensors, since
-    those of one model beside the config of another could load."""
-    for path in waiting.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    for name in (FILE, GENERATION):
-        (folder / name).unlink(missing_ok=True)
-    for path in sorted(waiting.iterdir(), key=lambda path: path.name == FILE):
-        os.replace(path, folder / path.name)
+def check_companions(folder: Path, *names: str) -> None:
+    """ValueError where files are not those that the tensors were saved with. Writers that note none are believed."""
+    from safetensors import safe_open
+
+    with safe_open(folder / FILE, framework="pt") as file:
+        _check_companions(folder, file.metadata() or {}, names)
+
+
+def _check_companions(folder: Path, metadata: dict[str, str], names: Iterable[str]) -> None:
+    try:
+        companions = dict(json.loads(metadata.get("companions", "{}")))
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(
+            f"{folder / FILE} has unreadable companions; accepted: what save_quantized wrote"
+        ) from None
+    for name in names:
+        if name in companions and (not (folder / name).is_file() or digest(folder / name) != companions[name]):
+            raise ValueError(f"{folder / name} is not the one that {FILE} was saved with; accepted: files of one save")
 
 
 def load_quantized(folder: str | Path, *, model_class: type[nn.Module] | None = None) -> Any:
@@ -126,6 +127,7 @@ def _read(folder: Path, file: Any, model_class: type[nn.Module] | None) -> Any:
     metadata = file.metadata() or {}
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{folder / FILE} has format {metadata.get('format')!r}; accepted: {FORMAT!r}")
+    _check_companions(folder, metadata, (CONFIG,))
     recipe = _recipe(metadata.get("recipe", ""))
     kind, config = _config(folder, recipe, model_class)
     _check_sizes(folder, kind, config, len(file.keys()))
@@ -153,7 +155,7 @@ def _config(folder: Path, recipe: Recipe, model_class: Any) -> tuple[Any, Any]:
         raise ValueError(f"{folder / FILE} is of a {short(recipe.kind)}; accepted: {', '.join(known)}{advice}")
     if model_class is not None:
         return model_class, model_class.config_class.from_pretrained(folder, local_files_only=True)
-    path = folder / "config.json"
+    path = folder / CONFIG
     return getattr(transformers, recipe.kind), config_of(recipe.kind, read_json(path, CONFIG_LIMIT), path)
 
 

@@ -83,35 +83,17 @@ class Folder:
         # numpy's unsigned integers as torch's signed ones of the same width, then the dtype itself
         return torch.from_numpy(raw.view(f"i{dtype.itemsize}")).view(dtype).reshape(shape)
 
-    def write(self, files: Mapping[str, Writer], outdated: Iterable[str] = ()) -> None:
-        """Writes files. Each is completed under a temporary name beside its place; only when all are does the first
-        appear, in the order given, so that an error, a full disk or Ctrl-C leaves no part of one behind. `outdated`
-        files are removed just before: until then nothing that was there is lost."""
+    def write(self, files: Mapping[str, Writer], last: str, outdated: Iterable[str] = ()) -> None:
+        """Writes files, as `saving` does: all or none, `last` after the others. `outdated` ones of an older save go."""
         outdated = list(outdated)
-        waiting: dict[Path, Path] = {}
-        try:
+        for name in (*files, *outdated):
+            self.size(name)  # refuses to replace a folder or a device
+        with saving(self.root, last, outdated) as waiting:
             for name, writer in files.items():
-                target = self.path(name)
-                self.size(name)  # refuses to replace a folder or a device
+                target = waiting / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-                waiting[temporary] = target  # before it exists: Ctrl-C may come at any moment
-                try:
-                    with open(temporary, "xb") as file:
-                        writer(file)
-                        file.flush()
-                        os.fsync(file.fileno())
-                except OSError as error:  # a full disk, which does not say where
-                    raise OSError(error.errno, error.strerror, str(target)) from error
-            for name in outdated:
-                self.remove(name)
-            for temporary_path, target in list(waiting.items()):
-                os.replace(temporary_path, target)
-                del waiting[temporary_path]
-        finally:
-            for temporary_path in waiting:
-                with contextlib.suppress(FileNotFoundError):
-                    temporary_path.unlink()
+                with naming(target, self.root / name), open(target, "xb") as file:
+                    writer(file)
 
     def remove(self, name: str) -> None:
         """Removes a file if it is there."""
