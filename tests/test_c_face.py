@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse import acl_config
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "tests" / "aclnn"

@@ -15,9 +15,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anyfuse
-from anyfuse._opspec import OpSpec, Sample
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse._bits import clone_with_storage
+from anyfuse._opspec import OpSpec
 from anyfuse.ops import _dispatch as d
+from anyfuse.samples.draw import Draw
+from anyfuse.samples.kinds import Sample
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 

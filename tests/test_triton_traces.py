@@ -19,10 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyfuse import _tensors
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.ops import _dispatch as d
 from anyfuse.optim import LazyAdam, _adamw_rows
+from anyfuse.samples.draw import Draw
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 

@@ -16,7 +16,7 @@ from typer.cli import get_docs_for_click
 from anyfuse._opspec import REGISTRY, OpSpec
 from anyfuse._soc import ANY, PRODUCTS, limits_on
 from anyfuse.aclnn import PROTOTYPES
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 #: Lines that click does not fill, as examples are written.
 _AS_TYPED = re.compile(r"\x08\n(?:Examples:\n)?((?:.+\n)+)")

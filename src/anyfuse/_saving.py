@@ -41,7 +41,7 @@ def write_file(path: str | os.PathLike[str], content: bytes | Writer) -> None:
             left.unlink(missing_ok=True)
         waiting = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
         try:
-            with _naming(waiting, target), open(waiting, "xb") as file:
+            with naming(waiting, target), open(waiting, "xb") as file:
                 if isinstance(content, bytes):
                     file.write(content)
                 else:
@@ -51,6 +51,15 @@ def write_file(path: str | os.PathLike[str], content: bytes | Writer) -> None:
             os.replace(waiting, target)
         finally:
             waiting.unlink(missing_ok=True)
+
+
+def check_path(path: Path) -> None:
+    """Raises before the work whose result could not be written to `path` begins. OSError."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; accepted: a file")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: no permission in {parent}")
 
 
 @contextmanager
@@ -70,7 +79,7 @@ def saving(folder: str | os.PathLike[str], last: str, outdated: Iterable[str] = 
             _remove(left)
         waiting = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
         try:
-            with _naming(waiting, folder):
+            with naming(waiting, folder):
                 yield waiting
                 names = [path.relative_to(waiting) for path in sorted(waiting.rglob("*")) if path.is_file()]
                 for name in names:
@@ -129,7 +138,7 @@ def _taken(descriptor: int, path: Path) -> bool:
 
 
 @contextmanager
-def _naming(waiting: Path, target: Path) -> Iterator[None]:
+def naming(waiting: Path, target: Path) -> Iterator[None]:
     """Lets a system's error tell the file that the user knows: a full disk does not say where it is."""
     try:
         yield

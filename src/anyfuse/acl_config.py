@@ -8,11 +8,7 @@ The package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_e
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from ._console import Json, print_json
 from ._core import LIBRARY_DIR
 
 PREFIX = Path(__file__).parent / "_acl"
@@ -42,32 +38,3 @@ def link_flags() -> str:
 def cmake_dir() -> Path:
     """For `cmake -DAnyfuseAcl_DIR=...`, after which `find_package(AnyfuseAcl)` gives `AnyfuseAcl::acl`."""
     return prefix() / "lib64" / "cmake" / "AnyfuseAcl"
-
-
-def acl_config(
-    cflags: Annotated[bool, typer.Option("--cflags", help="Compiler flags.")] = False,
-    libs: Annotated[bool, typer.Option("--libs", help="Linker flags, with a run path.")] = False,
-    cmake: Annotated[bool, typer.Option("--cmake", help="The folder of AnyfuseAclConfig.cmake.")] = False,
-    root: Annotated[bool, typer.Option("--root", help="The prefix: use it as ASCEND_HOME_PATH.")] = False,
-    json_: Json = False,
-) -> None:
-    """Print what building against the C interface (the aclnn calls on the CPU) takes.
-
-    \b
-    Examples:
-    $ anyfuse acl-config
-    $ cc program.c $(anyfuse acl-config --cflags --libs)
-    $ cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
-    $ source $(anyfuse acl-config --root)/set_env.sh
-
-    Exit status: 0 done, 2 an error or wrong usage.
-    """
-    facts = {"cflags": compile_flags(), "libs": link_flags(), "cmake": str(cmake_dir()), "root": str(prefix())}
-    wanted = [name for name, asked in zip(facts, (cflags, libs, cmake, root), strict=True) if asked]
-    if json_:
-        print_json({name: facts[name] for name in wanted or facts})
-    elif wanted:
-        print(*(facts[name] for name in wanted))
-    else:
-        for name, value in facts.items():
-            print(f"{name}: {value}")

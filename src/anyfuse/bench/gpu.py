@@ -36,14 +36,17 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from .._opspec import REGISTRY, OpSpec, Sample
-from .._sampling import Draw, clone_with_storage, same_bits
+from .._bits import clone_with_storage, same_bits
+from .._opspec import REGISTRY, OpSpec
+from .._saving import write_file
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
 from ..ops.lazy_adam import lazy_adam_
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
+from ..samples.draw import Draw
+from ..samples.kinds import Sample
 from . import add_rms_norm_dynamic_quant as norm_bench
 from . import apply_adam_w_quant as adam8_bench
 from . import quant_grouped_matmul_dequant as grouped_bench
@@ -535,9 +538,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def keep(report: dict[str, Any]) -> None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
-        (options.output / "gpu.md").write_text(markdown(report))
+        write_file(options.output / "gpu.json", (json.dumps(report, indent=2) + "\n").encode())
+        write_file(options.output / "gpu.md", markdown(report).encode())
 
     report = measured(options.quick, options.device, keep, options.seconds)
     print(markdown(report))

@@ -87,9 +87,7 @@ def _check_companions(folder: Path, metadata: dict[str, str], names: Iterable[st
     try:
         companions = dict(json.loads(metadata.get("companions", "{}")))
     except (ValueError, TypeError, RecursionError):
-        raise ValueError(
-            f"{folder / FILE} has unreadable companions; accepted: what save_quantized wrote"
-        ) from None
+        raise ValueError(f"{folder / FILE} has unreadable companions; accepted: what save_quantized wrote") from None
     for name in names:
         if name in companions and (not (folder / name).is_file() or digest(folder / name) != companions[name]):
             raise ValueError(f"{folder / name} is not the one that {FILE} was saved with; accepted: files of one save")

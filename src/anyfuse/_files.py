@@ -3,20 +3,20 @@ written appears whole or not at all."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
-import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Writer = Callable[[BinaryIO], None]
+from ._saving import Writer, naming, saving
 
 #: Files hold little-endian elements.
 _UNSIGNED = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -33,6 +33,10 @@ class Folder:
 
     def path(self, name: str) -> Path:
         """The real path of a file of this folder; the file need not exist."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # JSON can name half a character
+            raise ValueError(f"{name!r} is no file of {self.name}: it is no text") from None
         inside = bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in Path(name).parts
         real = Path(os.path.realpath(self.root / name)) if inside else self.root
         if real == self.root or not real.is_relative_to(self.root):
@@ -68,8 +72,8 @@ class Folder:
             what = "short" if size < nbytes else "long"
             raise ValueError(f"{name!r} in {self.name} is too {what}: it has {size} bytes; accepted: {nbytes}")
 
-    def load(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A tensor from its raw little-endian elements."""
+    def load(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], sha256: str | None = None) -> Tensor:
+        """A tensor from its raw little-endian elements; refused where they are others than those of the digest."""
         count = 1
         for length in shape:
             count *= length
@@ -78,6 +82,9 @@ class Folder:
             raw = np.fromfile(file, _UNSIGNED[dtype.itemsize], count)
         if raw.size != count:  # shortened since it was looked at
             raise ValueError(f"{name!r} in {self.name} is too short: it has {raw.nbytes} bytes")
+        if sha256 not in (None, hashlib.sha256(raw.data).hexdigest()):
+            advice = "the file that was written with it, or a manifest without its sha256"
+            raise ValueError(f"{name!r} in {self.name} is not the file that the manifest describes; accepted: {advice}")
         if sys.byteorder == "big":
             raw = raw.byteswap().view(raw.dtype.newbyteorder("="))
         # numpy's unsigned integers as torch's signed ones of the same width, then the dtype itself
@@ -95,11 +102,6 @@ class Folder:
                 with naming(target, self.root / name), open(target, "xb") as file:
                     writer(file)
 
-    def remove(self, name: str) -> None:
-        """Removes a file if it is there."""
-        if self.size(name) is not None:
-            self.path(name).unlink()
-
 
 def tensor_writer(tensor: Tensor) -> Writer:
     """Writes a tensor's elements, row-major and little-endian."""
@@ -110,6 +112,19 @@ def tensor_writer(tensor: Tensor) -> Writer:
         file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).data)  # `tofile` hides what the system said
 
     return write
+
+
+def digest_of(writer: Writer) -> str:
+    """SHA-256 of what a writer writes."""
+    found = hashlib.sha256()
+
+    class Sink(BytesIO):
+        def write(self, data: Any) -> int:
+            found.update(data)
+            return len(data)
+
+    writer(Sink())
+    return found.hexdigest()
 
 
 def text_writer(text: str) -> Writer:
