@@ -251,6 +251,21 @@ def test_code_of_a_tokenizer_is_neither_run_nor_asked_about(
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_is_saved_with_its_model_and_another_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words to judge a model of nothing by " * 3)
+    out = tmp_path / "out"
+    done = command("quantize", folders["float"], out, "--json")
+    assert done.returncode == 0, done.stderr
+    done = command("eval", out, text, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["tokens"] == len(text.read_text()), done.stderr
+    assert not list(out.glob(".*"))
+    path = out / "tokenizer.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not the one that anyfuse\.safetensors was saved with"):
+        open_model(out)
+
+
 def test_files_of_a_tokenizer_elsewhere_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = changed(folders["float"], tmp_path / "m", "tokenizer_config.json", fast_tokenizer_files=["../t.json"])
     with pytest.raises(ValueError, match=r"fast_tokenizer_files in .* is a list of 1"):

@@ -8,6 +8,7 @@ writer left (`.saving-…`, `….part`) the next one removes; a lock's file may 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -117,9 +118,7 @@ def _alone(path: Path) -> Iterator[None]:
             raise
         os.close(descriptor)
         if time.monotonic() > until:
-            raise TimeoutError(
-                f"{path} is held by another process for {PATIENCE:.0f} s: it writes here; try again later"
-            )
+            raise TimeoutError(f"{path} is locked for {PATIENCE:.0f} s: another process writes here; try again later")
         time.sleep(0.02)
     try:
         yield
@@ -135,6 +134,10 @@ def _taken(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         return False
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            return True  # a file system without locks, where writers are not kept apart
+        raise
 
 
 @contextmanager
