@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse import cli
+from anyfuse._products import PRODUCTS
 from anyfuse._settings import _from_environment
-from anyfuse._soc import PRODUCTS, Limits, product
+from anyfuse._soc import Limits, product
 from anyfuse.formats import create_codebook
 
 EMA, LAZY, NORM = "apply_fused_ema_adamw", "lazy_adam", "add_rms_norm_dynamic_quant"

@@ -14,7 +14,8 @@ import typer
 from typer.cli import get_docs_for_click
 
 from anyfuse._opspec import REGISTRY, OpSpec
-from anyfuse._soc import ANY, PRODUCTS, limits_on
+from anyfuse._products import ANY, PRODUCTS
+from anyfuse._soc import limits_on
 from anyfuse.aclnn import PROTOTYPES
 from anyfuse_cli.app import app
 

@@ -10,23 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from ._checks import one_of
+
 BACKENDS = ("auto", "native", "reference")
 CONVENTIONS = ("formula", "device")
 
 
-def _one_of(what: str, value: str, accepted: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in accepted:
-        raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
-    return value
+def from_environment(variable: str, accepted: tuple[str, ...]) -> str:
+    """The value of an environment variable; the first of those accepted where it is not set."""
+    return one_of(variable, os.environ.get(variable, accepted[0]), accepted)
 
 
-def _from_environment(variable: str, accepted: tuple[str, ...]) -> str:
-    return _one_of(variable, os.environ.get(variable, accepted[0]), accepted)
-
-
-_default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
+_default_backend = from_environment("ANYFUSE_BACKEND", BACKENDS)
 _backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
-_default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
+_default_convention = from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
 
 
 @contextmanager
@@ -38,7 +35,7 @@ def backend(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    token = _backend.set(_one_of("backend", name, BACKENDS))
+    token = _backend.set(one_of("backend", name, BACKENDS))
     try:
         yield
     finally:
@@ -72,4 +69,4 @@ def use_float64() -> bool:
 
 def convention_or_default(convention: str | None) -> str:
     """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or "formula"."""
-    return _default_convention if convention is None else _one_of("convention", convention, CONVENTIONS)
+    return _default_convention if convention is None else one_of("convention", convention, CONVENTIONS)

@@ -15,22 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._settings import _from_environment, _one_of
+from ._checks import dtype_name, kind, names, one_of
+from ._products import ANY, PRODUCTS
+from ._settings import from_environment
 
-ANY = "any"
-
-#: Every product with the name it is sold under.
-PRODUCTS = {
-    ANY: "no product: everything that makes mathematical sense",
-    "Ascend910B": "Atlas A2",
-    "Ascend910_93": "Atlas A3",
-    "Ascend950": "Ascend 950PR and 950DT",
-    "Ascend310P": "Atlas inference series",
-    "KirinX90": "Kirin X90",
-    "Kirin9030": "Kirin 9030",
-}
-
-_default_product = _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+_default_product = from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
 
 
@@ -44,7 +33,7 @@ def soc(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    token = _product.set(_one_of("soc", name, tuple(PRODUCTS)))
+    token = _product.set(one_of("soc", name, tuple(PRODUCTS)))
     try:
         yield
     finally:
@@ -85,17 +74,17 @@ class Limits:
         """What is accepted for each argument, in words."""
         words: dict[str, list[str]] = {}
         rules: tuple[tuple[Iterable[str], Callable[[str], str]], ...] = (
-            (self.dtypes, lambda name: _names(self.dtypes[name])),
+            (self.dtypes, lambda name: names(self.dtypes[name])),
             (self.one_dtype[1:], lambda name: f"the dtype of {self.one_dtype[0]}"),
             (self.ranks, lambda name: _rank_words(*self.ranks[name])),
             (self.shapes, lambda name: f"shape {self.shapes[name]}"),
             (self.multiples, lambda name: f"a multiple of {self.multiples[name]}"),
-            (self.values, lambda name: _names(self.values[name])),
+            (self.values, lambda name: names(self.values[name])),
             (self.positive, lambda name: "above 0"),
             (self.absent, lambda name: "not available"),
         )
-        for names, say in rules:
-            for name in names:
+        for ruled, say in rules:
+            for name in ruled:
                 words.setdefault(name, []).append(say(name))
         return {name: "; ".join(parts) for name, parts in words.items()}
 
@@ -105,9 +94,9 @@ class Profiles:
 
     def __init__(self, operator: str, table: Mapping[tuple[str, ...], Limits]) -> None:
         self.operator = operator
-        self.limits = {name: limits for names, limits in table.items() for name in names}
+        self.limits = {name: limits for products, limits in table.items() for name in products}
         for name in self.limits:
-            _one_of("product", name, tuple(PRODUCTS))
+            one_of("product", name, tuple(PRODUCTS))
 
     def check(self, **call: Any) -> None:
         """Refuses the call that the current product refuses. A value is a tensor, a number, an option, a list with one
@@ -119,13 +108,13 @@ class Profiles:
         name = product()
         limits = self.limits.get(name)
         if limits is None:
-            raise ValueError(f"{self.operator} is not available on {name}; accepted: soc {_names((ANY, *self.limits))}")
+            raise ValueError(f"{self.operator} is not available on {name}; accepted: soc {names((ANY, *self.limits))}")
         _check(name, limits, call)
 
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    _one_of("soc", name, tuple(PRODUCTS))
+    one_of("soc", name, tuple(PRODUCTS))
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)
@@ -133,8 +122,8 @@ def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
 
 
 def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
-    def given(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        for name in names:
+    def given(arguments: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        for name in arguments:
             values = call.get(name)
             for value in values if isinstance(values, list) else [values]:
                 if value is not None:
@@ -144,14 +133,14 @@ def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
         raise error(f"{name} {got} on {product}; accepted: {accepted}")
 
     for name, value in given(limits.absent):
-        refuse(name, f"is given ({_kind(value)}), which is not available", "None")
+        refuse(name, f"is given ({_given(value)}), which is not available", "None")
     for name, value in given(limits.dtypes):
         dtype = value.dtype if isinstance(value, Tensor) else value
-        if _name(dtype) not in map(_name, limits.dtypes[name]):
-            refuse(name, f"has dtype {_name(dtype)}", _names(limits.dtypes[name]), TypeError)
+        if dtype_name(dtype) not in map(dtype_name, limits.dtypes[name]):
+            refuse(name, f"has dtype {dtype_name(dtype)}", names(limits.dtypes[name]), TypeError)
     for name, value in given(limits.values):
         if value not in limits.values[name]:
-            refuse(name, f"is {value!r}", _names(limits.values[name]))
+            refuse(name, f"is {value!r}", names(limits.values[name]))
     for name, value in given(limits.ranks):
         low, high = limits.ranks[name]
         if not low <= value.dim() <= high:
@@ -170,21 +159,13 @@ def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
     for name, tensors in zip(limits.one_dtype, lists, strict=True):
         for leader, tensor in zip(lists[0], tensors, strict=False):
             if tensor.dtype != leader.dtype:
-                accepted = f"{_name(leader.dtype)}, the dtype of {first}"
-                refuse(name, f"has dtype {_name(tensor.dtype)}", accepted, TypeError)
-
-
-def _name(value: Any) -> str:
-    return str(value).removeprefix("torch.")
-
-
-def _names(values: Iterable[Any]) -> str:
-    return ", ".join(map(_name, values))
+                accepted = f"{dtype_name(leader.dtype)}, the dtype of {first}"
+                refuse(name, f"has dtype {dtype_name(tensor.dtype)}", accepted, TypeError)
 
 
 def _rank_words(low: int, high: int) -> str:
     return f"{low} to {high} dimensions" if low != high else f"{low} dimensions"
 
 
-def _kind(value: Any) -> str:
-    return f"a tensor of {_name(value.dtype)}" if isinstance(value, Tensor) else repr(value)
+def _given(value: Any) -> str:
+    return kind(value) if isinstance(value, Tensor) else repr(value)

@@ -17,7 +17,7 @@ def targets(incomplete: str) -> list[str]:
 
 
 def products(incomplete: str) -> list[str]:
-    return _beginning(package.module("_soc").PRODUCTS, incomplete)
+    return _beginning(package.module("_products").PRODUCTS, incomplete)
 
 
 def backends(incomplete: str) -> list[str]:

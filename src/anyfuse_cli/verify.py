@@ -129,7 +129,7 @@ def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -
 
 
 def _print_report(report: matrix.Report, product: str) -> None:
-    from anyfuse._soc import ANY
+    from anyfuse._products import ANY
     from anyfuse._words import short
     from anyfuse.verify.examine import reproduce
 

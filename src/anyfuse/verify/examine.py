@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .._bits import different_bits
 from .._checks import dtype_name
-from .._soc import ANY, soc
+from .._products import ANY
+from .._soc import soc
 from . import matrix
 from .compare import distances
 from .element import Element, element, tensors
