@@ -263,7 +263,7 @@ def test_pipes_get_lines_of_progress_on_stderr(capsys: pytest.CaptureFixture[str
         with console.progress({"load": None}, hidden, each=500) as advance:
             advance("load")
             for step in range(1, 401):
-                now[0] += 0.02
+                now[0] += console.SILENCE / 100
                 advance("torch AdamW", step, "loss 1.234")
     captured = capsys.readouterr()
     assert captured.out == ""

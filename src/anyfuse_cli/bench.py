@@ -124,8 +124,10 @@ def _check_files(report_file: Path | None, history: list[Path] | None, run: bool
         raise ValueError("--history and --no-run are for the page: name it by --report")
     if not run and any(path is not None for path in others):
         raise ValueError("--out and --plot write what was timed; --no-run times nothing")
-    from anyfuse._saving import check_path
-
+    if report_file is None:
+        from anyfuse._saving import check_path
+    else:
+        from anyfuse.html import check_path  # the same, where what pages need is installed
     for path in (report_file, *others):
         if path is not None:
             check_path(path)

@@ -34,7 +34,7 @@ def print_json(value: Any) -> None:
     print(json_text(value))
 
 
-SILENCE = 2.0  # seconds between two lines of progress where there is no terminal
+SILENCE = 5.0  # seconds between two lines of progress where there is no terminal
 
 
 @contextmanager

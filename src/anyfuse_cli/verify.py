@@ -71,7 +71,7 @@ def verify(
     specs = matrix.operators(operators or [])
     ways = matrix.ways(backends or [], targets or [], threads or [])
     if report_file is not None:
-        from anyfuse._saving import check_path
+        from anyfuse.html import check_path
 
         check_path(report_file)
     totals: dict[str, int | None] = {spec.name: samples + matrix.count_edges(spec) for spec in specs}

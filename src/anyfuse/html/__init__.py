@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from .._saving import check_path as check_path
 from .._saving import write_file
 from .._words import duration, percent, short, words
 
