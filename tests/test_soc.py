@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse import cli
-from anyfuse._settings import _from_environment
 from anyfuse._soc import PRODUCTS, Limits, product
 from anyfuse.formats import create_codebook
 
@@ -287,21 +286,52 @@ def test_soc_nests_and_ends_with_its_block() -> None:
     anyfuse.lazy_adam_(**lazy(12))
 
 
-def test_unknown_product() -> None:
-    with (
-        pytest.raises(ValueError, match=r"soc is 'Ascend910'; accepted: 'any', 'Ascend910B'"),
-        anyfuse.soc("Ascend910"),
-    ):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Ascend810", "'Ascend810'; accepted: 'any', 'Ascend910B'"),
+        ("Ascend910", r"'Ascend910' \(Atlas training series: no profile\); accepted: 'any'"),
+        ("Ascend910ProB", r"'Ascend910ProB' \(Atlas training series"),
+        ("Ascend310B4", r"'Ascend310B4' \(Atlas 200I/500 A2: no profile\)"),
+        ("Ascend310PX", "'Ascend310PX'; accepted"),
+        (910, "910; accepted"),
+        ("", "''; accepted"),
+    ],
+)
+def test_unknown_product(name: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=f"soc is {says}"), anyfuse.soc(name):
         pass
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("ascend910b", "Ascend910B"),
+        ("Ascend910B3", "Ascend910B"),
+        ("Ascend910B4-1", "Ascend910B"),
+        ("ASCEND910_9391", "Ascend910_93"),
+        ("ascend910C", "Ascend910_93"),
+        ("Ascend950PR_957b", "Ascend950"),
+        ("Ascend910_95", "Ascend950"),
+        ("Ascend310P3", "Ascend310P"),
+        ("kirinx90", "KirinX90"),
+        ("Any", "any"),
+    ],
+)
+def test_products_as_people_type_them(typed: str, meant: str) -> None:
+    with anyfuse.soc(typed):
+        assert product() == meant
+    typed_, meant_ = (CliRunner().invoke(cli.app, ["info", "--soc", name, "--json"]) for name in (typed, meant))
+    assert json.loads(typed_.stdout)["soc"] == meant and typed_.stdout == meant_.stdout
+
+
 def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANYFUSE_SOC", "KirinX90")
-    code = "import anyfuse._soc as s; print(s.product(), s.restricted())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "KirinX90 True\n"
+    command = [sys.executable, "-c", "import anyfuse._soc as s; print(s.product(), s.restricted())"]
+    monkeypatch.setenv("ANYFUSE_SOC", "kirinx90")
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "KirinX90 True\n"
     monkeypatch.setenv("ANYFUSE_SOC", "x")
-    with pytest.raises(ValueError, match="ANYFUSE_SOC is 'x'; accepted: 'any'"):
-        _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+    error = subprocess.run(command, capture_output=True, text=True).stderr
+    assert "ValueError: ANYFUSE_SOC is 'x'; accepted: 'any'" in error
 
 
 def test_info_prints_what_a_product_takes() -> None:

@@ -6,6 +6,8 @@ and everything that makes mathematical sense is accepted.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._settings import _from_environment, _one_of
+from ._settings import _one_of
 
 ANY = "any"
 
@@ -30,7 +32,38 @@ PRODUCTS = {
     "Kirin9030": "Kirin 9030",
 }
 
-_default_product = _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+#: What their chips are called, too ("Ascend910B3"), in any case.
+_CHIPS = {
+    "Ascend910B": r"ascend910b\d[\w-]*",
+    "Ascend910_93": r"ascend910_93\d*|ascend910c",
+    "Ascend950": r"ascend950(pr|dt)\w*|ascend910_95\d*",
+    "Ascend310P": r"ascend310p\d\w*",
+}
+#: Products of which no operator here is documented, so that they have no profile.
+_WITHOUT_PROFILE = {
+    "Atlas 200I/500 A2": r"ascend310b\w*",
+    "Atlas training series": r"ascend910|ascend910(a|pro|premium)\w*",
+}
+
+
+def product_of(name: Any) -> str | None:
+    """The product that a name means, its own or a chip's, in any case ("ascend910b", "Ascend910B3"); None otherwise."""
+    for product in PRODUCTS if isinstance(name, str) else ():
+        if re.fullmatch(f"{product}|{_CHIPS.get(product, product)}", name, re.IGNORECASE):
+            return product
+    return None
+
+
+def product_named(what: str, name: Any) -> str:
+    product = product_of(name)
+    if product is not None:
+        return product
+    sold = [sold for sold, chips in _WITHOUT_PROFILE.items() if re.fullmatch(chips, str(name), re.IGNORECASE)]
+    accepted = ", ".join(map(repr, PRODUCTS))
+    raise ValueError(f"{what} is {name!r}{''.join(f' ({words}: no profile)' for words in sold)}; accepted: {accepted}")
+
+
+_default_product = product_named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
 
 
@@ -39,12 +72,13 @@ def soc(name: str) -> Iterator[None]:
     """Makes the block's operators refuse what a product refuses: dtypes, alignments, options, whole operators.
 
     `name` is "Ascend910B" (Atlas A2), "Ascend910_93" (Atlas A3), "Ascend950", "Ascend310P", "KirinX90", "Kirin9030"
-    or "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense. The numbers of an
-    accepted call do not depend on it. `anyfuse info --soc NAME` prints what a product takes.
+    or "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense; or the name of one of
+    their chips, such as "Ascend910B3", in any case. The numbers of an accepted call do not depend on it.
+    `anyfuse info --soc NAME` prints what a product takes.
 
     Raises ValueError for another name.
     """
-    token = _product.set(_one_of("soc", name, tuple(PRODUCTS)))
+    token = _product.set(product_named("soc", name))
     try:
         yield
     finally:
@@ -125,7 +159,7 @@ class Profiles:
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    _one_of("soc", name, tuple(PRODUCTS))
+    name = product_named("soc", name)
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +23,22 @@ def execute(script: str, arguments: list[str], device: str = "cpu") -> dict[str,
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        return runpy.run_path(script, run_name="__main__")
+        return runpy.run_path(script, run_name="__main__") if Path(script).is_file() else _run_stream(script)
     finally:
         sys.argv, sys.path[:] = argv, path
+
+
+def _run_stream(script: str) -> dict[str, Any]:
+    """Runs a script that can be read once alone, such as a pipe: `runpy` reads twice."""
+    code = compile(Path(script).read_bytes(), script, "exec")
+    before, main = sys.modules["__main__"], ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
+    try:
+        exec(code, vars(main))
+    finally:
+        sys.modules["__main__"] = before
+    return vars(main)
 
 
 def run(
@@ -39,6 +52,7 @@ def run(
     Examples:
     $ anyfuse run train.py --epochs 3
     $ anyfuse run --device cuda serve.py
+    $ cat train.py | anyfuse run /dev/stdin
 
     Exit status: the script's, 1 after its traceback (130 after Ctrl-C), 2 an error or wrong usage.
     """
