@@ -27,12 +27,33 @@ PRODUCTS = {
 }
 
 
-def product_of(text: str) -> str | None:
-    """The product of a name as people type it: any case, and a chip's own ending (Ascend910B3, ascend310p3)."""
-    low = text.lower()
-    for name in PRODUCTS:
-        if low == name.lower() or (name != ANY and re.fullmatch(f"{name.lower()}[a-z0-9_-]+", low)):
-            return name
+#: What their chips are called, too ("Ascend910B3"), in any case.
+_CHIPS = {
+    "Ascend910B": r"ascend910b\d[\w-]*",
+    "Ascend910_93": r"ascend910_93\d*|ascend910c",
+    "Ascend950": r"ascend950(pr|dt)\w*|ascend910_95\d*",
+    "Ascend310P": r"ascend310p\d\w*",
+}
+#: Products of which no operator here is documented, so that they have no profile.
+_WITHOUT_PROFILE = {
+    "Atlas 200I/500 A2": r"ascend310b\w*",
+    "Atlas training series": r"ascend910|ascend910(a|pro|premium)\w*",
+}
+
+
+def product_of(name: object) -> str | None:
+    """The product that a name means, its own or a chip's, in any case ("ascend910b", "Ascend910B3"); None otherwise."""
+    for product in PRODUCTS if isinstance(name, str) else ():
+        if re.fullmatch(f"{product}|{_CHIPS.get(product, product)}", str(name), re.IGNORECASE):
+            return product
+    return None
+
+
+def series_without_profile(name: object) -> str | None:
+    """What a chip is sold as for which no operator here is documented; None for other names."""
+    for sold, chips in _WITHOUT_PROFILE.items():
+        if re.fullmatch(chips, str(name), re.IGNORECASE):
+            return sold
     return None
 
 

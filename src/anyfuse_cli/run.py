@@ -21,6 +21,7 @@ def run(
     Examples:
     $ anyfuse run train.py --epochs 3
     $ anyfuse run --device cuda serve.py
+    $ cat train.py | anyfuse run /dev/stdin
 
     Exit status: the script's, 1 after its traceback (130 after Ctrl-C), 2 an error or wrong usage.
     """
