@@ -13,11 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import cli
 from anyfuse._products import PRODUCTS
 from anyfuse._settings import _from_environment
 from anyfuse._soc import Limits, product
 from anyfuse.formats import create_codebook
+from anyfuse_cli.app import app
 
 EMA, LAZY, NORM = "apply_fused_ema_adamw", "lazy_adam", "add_rms_norm_dynamic_quant"
 ADAM8, MATMUL, GROUPED = "apply_adam_w_quant", "quant_matmul_dequant", "quant_grouped_matmul_dequant"
@@ -306,13 +306,13 @@ def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_info_prints_what_a_product_takes() -> None:
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "Ascend950", "--json"])
+    result = CliRunner().invoke(app, ["info", "--soc", "Ascend950", "--json"])
     content = json.loads(result.stdout)
     assert content["product"] == PRODUCTS["Ascend950"]
     assert content["operators"][LAZY]["dim"] == "a multiple of 8"
     assert content["operators"][NORM]["output_mask"] == "None"
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "KirinX90"])
+    result = CliRunner().invoke(app, ["info", "--soc", "KirinX90"])
     assert "KirinX90: Kirin X90" in result.stdout and "not available" in result.stdout
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "any"])
+    result = CliRunner().invoke(app, ["info", "--soc", "any"])
     assert "no limits" in result.stdout
-    assert isinstance(CliRunner().invoke(cli.app, ["info", "--soc", "x"]).exception, ValueError)
+    assert isinstance(CliRunner().invoke(app, ["info", "--soc", "x"]).exception, ValueError)
