@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse._products import PRODUCTS
-from anyfuse._settings import _from_environment
+from anyfuse._settings import from_environment
 from anyfuse._soc import Limits, product
 from anyfuse.formats import create_codebook
 from anyfuse_cli.app import app
@@ -302,7 +302,7 @@ def test_environment_sets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "KirinX90 True\n"
     monkeypatch.setenv("ANYFUSE_SOC", "x")
     with pytest.raises(ValueError, match="ANYFUSE_SOC is 'x'; accepted: 'any'"):
-        _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+        from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
 
 
 def test_info_prints_what_a_product_takes() -> None:
