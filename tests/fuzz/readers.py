@@ -215,7 +215,7 @@ HARNESSES: dict[str, tuple[Callable[[Path], None], Callable[[Path, bytes], None]
 def main(name: str, command: list[str]) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["anyfuse.verify", "anyfuse.models", "json"]):
+    with atheris.instrument_imports(include=["anyfuse.verify", "anyfuse._files", "anyfuse.models", "json"]):
         import json.decoder
         import json.scanner
 
