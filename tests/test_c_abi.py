@@ -18,8 +18,8 @@ from anyfuse import _core
 from anyfuse._opspec import REGISTRY, OpSpec
 
 ROOT = Path(__file__).parent.parent
-HEADER = ROOT / "csrc" / "include" / "anyfuse.h"
-TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+HEADERS = sorted((ROOT / "csrc" / "include").glob("*.h"))
+TEXT = re.sub(r"/\*.*?\*/", "", "".join(path.read_text() for path in HEADERS), flags=re.S)
 
 C_TYPES = {
     "size_t": ctypes.c_size_t,
@@ -165,7 +165,7 @@ def test_c_compiler_takes_the_header(tmp_path: Path) -> None:
     source.write_text('#include "anyfuse.h"\nint main(void) { return anyfuse_version() == 0; }\n')
     compiler = os.environ.get("CC", "cc")
     subprocess.run(
-        [compiler, "-std=c99", "-Wall", "-Werror", "-pedantic", f"-I{HEADER.parent}", "-c", str(source)],
+        [compiler, "-std=c99", "-Wall", "-Werror", "-pedantic", f"-I{HEADERS[0].parent}", "-c", str(source)],
         check=True,
         cwd=tmp_path,
     )
@@ -182,7 +182,7 @@ def test_results_are_the_noted_bits_on_every_target(tmp_path: Path) -> None:
             "-std=c11",
             "-Wall",
             "-Werror",
-            f"-I{HEADER.parent}",
+            f"-I{HEADERS[0].parent}",
             source,
             "-o",
             str(program),
