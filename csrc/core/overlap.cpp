@@ -11,7 +11,7 @@ namespace {
 using Wide = unsigned __int128;
 
 constexpr int64_t kBeyond = int64_t{1} << 61;  // above any address in units of 4 bits
-constexpr int kMostSteps = 2000;
+constexpr int kMostSteps = 10000;
 
 // The sum of floor((a * i + b) / m) over i in [0, n), modulo 2^128; a * n + b is below 2^63. As Euclid's algorithm
 // does, it takes as many steps as the numbers have digits.

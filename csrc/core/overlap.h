@@ -20,7 +20,7 @@ class Sums {
   // Adds a number to each sum.
   void shift(int64_t by) { add_to(&base_, by); }
   // Whether a sum lies in [low, high]. Exact, but where more than two sets are left after what can be put together is,
-  // and these are so entangled that the limit of work is reached (2,000 steps of up to 0.2 us).
+  // and these are so entangled that the limit of work is reached (10,000 steps, a millisecond or two).
   Answer meet(int64_t low, int64_t high) const;
 
  private:
