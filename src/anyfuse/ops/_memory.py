@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _core
 
+
 def extent(tensor: Tensor) -> tuple[int, int]:
     """The first byte of a tensor and the one after its last."""
     if tensor.numel() == 0:
