@@ -10,8 +10,9 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
-from anyfuse._sampling import same_bits
-from anyfuse.ops import _dispatch as d
+from anyfuse._bits import same_bits
+from anyfuse.ops import _checks as checks
+from anyfuse.ops import _numerics as numerics
 from anyfuse.ops import apply_fused_ema_adamw as op
 
 step_ = anyfuse.apply_fused_ema_adamw_
@@ -121,7 +122,10 @@ def agreeing_steps(beta1: float, beta2: float) -> list[int]:
     return [
         t
         for t in range(1, 200)
-        if all(float(torch.pow(b, torch.tensor([t]))) == d.f32(d.power(d.f32(b), t)) for b in (beta1, beta2))
+        if all(
+            float(torch.pow(b, torch.tensor([t]))) == numerics.f32(numerics.power(numerics.f32(b), t))
+            for b in (beta1, beta2)
+        )
     ]
 
 
@@ -147,7 +151,7 @@ def test_document_expression_with_a_correct_root_is_equal_bit_for_bit(options: d
     rates = {"lr": 1e-2, "ema_decay": 0.999, "eps": 1e-8, **options}
     for step in steps[:20]:
         state = random_state(3001)
-        expected, _ = document(*state, torch.tensor([step]), **rates, root=d.correctly_rounded_sqrt)
+        expected, _ = document(*state, torch.tensor([step]), **rates, root=numerics.correctly_rounded_sqrt)
         for got, value in zip(step_(*state, step, **rates), expected, strict=True):
             assert torch.equal(got, value)
 
@@ -214,8 +218,8 @@ def test_case_o21_every_tensor_of_a_list_has_its_own_step() -> None:
 
 
 def test_case_o9_every_pair_of_dtypes_rounds_once() -> None:
-    for var_dtype in d.FLOATS:
-        for grad_dtype in d.FLOATS:
+    for var_dtype in checks.FLOATS:
+        for grad_dtype in checks.FLOATS:
             grad, var = torch.tensor([0.3], dtype=grad_dtype), torch.tensor([1.7], dtype=var_dtype)
             wide = [grad.float(), var.clone().float(), torch.zeros(1), torch.zeros(1), var.clone().float()]
             narrow = [grad, var, torch.zeros(1), torch.zeros(1), var.clone()]
@@ -273,13 +277,14 @@ def test_given_corrections_are_those_of_the_reference(
 ) -> None:
     """One that is 0 is 1 - beta^step."""
     results = []
+    given = [torch.tensor(value, dtype=torch.float64) for value in corrections]
     for backend in ("native", "reference"):
         generator = torch.Generator().manual_seed(0)
         lists = [[torch.rand(n, generator=generator) for n in (5, 130)] for _ in range(5)]
         options = (1e-2, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01, convention, None, None, None, False, None)
-        step = op.Call(*lists, [torch.tensor([3]), torch.tensor([4])], *options)
+        call = op.Call(*lists, [torch.tensor([3]), torch.tensor([4])], *options, *given, None)
         with _core.target(target), anyfuse.backend(backend):
-            op.run(step, corrections)
+            torch.ops.anyfuse.apply_fused_ema_adamw_(*call)
         results.append([t for tensors in lists for t in tensors])
     for native, reference in zip(*results, strict=True):
         assert same_bits(native, reference)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from anyfuse.ops._dispatch import correctly_rounded_sqrt
 from fusing import compiled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import anyfuse
 from anyfuse import fusion
 from anyfuse.fusion import _corrected_step, _ema_adamw
-from anyfuse.ops._dispatch import correctly_rounded_sqrt
 
 STEP = "apply_fused_ema_adamw"
 BETA1, BETA2, EPS, DECAY, LR, EMA = 0.9, 0.999, 1e-8, 0.01, 1e-3, 0.995

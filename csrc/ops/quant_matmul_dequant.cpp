@@ -350,6 +350,7 @@ ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
 #else  // ---- the entry point, once ----
 
 #include <algorithm>
+#include <cmath>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -413,9 +414,9 @@ anyfuse_status check_values(const Params &p, int64_t rows) {
   if (p.x_scale == nullptr) return ANYFUSE_OK;
   for (int64_t i = 0; i < (per_tensor ? 1 : rows); ++i) {
     const uint16_t half = p.x_scale_dtype == ANYFUSE_FLOAT16 ? static_cast<const uint16_t *>(p.x_scale)[i] : 0;
-    const bool accepted = p.x_scale_dtype == ANYFUSE_FLOAT16 ? half <= 0x7c00 || half == 0x8000
-                                                             : static_cast<const float *>(p.x_scale)[i] >= 0.0f;
-    if (!accepted) return ANYFUSE_INVALID_VALUE;
+    const bool nan = p.x_scale_dtype == ANYFUSE_FLOAT16 ? (half & 0x7fff) > 0x7c00
+                                                        : std::isnan(static_cast<const float *>(p.x_scale)[i]);
+    if (nan) return ANYFUSE_INVALID_VALUE;
   }
   return ANYFUSE_OK;
 }

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ._opspec import REGISTRY
-from .ops import _dispatch as d
+from .ops import _checks as checks
 from .ops import add_rms_norm_dynamic_quant as norm
 from .ops import apply_fused_ema_adamw as ema
 from .ops import quant_grouped_matmul_dequant as grouped
 from .ops import quant_matmul_dequant as matmul
+from .ops._register import implement
 
 #: torch_npu's numbers of the y_dtypes that torch has no dtype for, and dtypes for the rest.
 Y_DTYPES: dict[str, Any] = {
@@ -31,12 +32,13 @@ Y_DTYPES: dict[str, Any] = {
 
 def apply_fused_ema_adamw(call: ema.Call) -> None:
     """By MindSpeed's operator, one call a parameter."""
-    d.require(call.stochastic_rounding is None, "stochastic_rounding is given; accepted on an NPU: None")
+    checks.require(call.stochastic_rounding is None, "stochastic_rounding is given; accepted on an NPU: None")
     operator = import_module("mindspeed.ops.npu_apply_fused_ema_adamw").npu_apply_fused_ema_adamw
     if call.found_inf is not None and float(call.found_inf) != 0.0:
         return
     lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
-    factor = (-1.0 if call.maximize else 1.0) / d.grad_scale_value(call.grad_scale)
+    checks.require_grad_scale(call)
+    factor = checks.grad_factor(call)
     steps = call.step * len(call.var) if len(call.step) == 1 else call.step
     numbers = (lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.adam_mode, call.bias_correction)
     for grad, var, m, v, s, step in zip(call.grad, *call.updated, steps, strict=True):
@@ -61,8 +63,8 @@ def quant_grouped_matmul_dequant(call: grouped.Call) -> Tensor:
     """By torch_npu's operator, whose weights are (G, n, k), and which leaves rows that are no group's as they were."""
     n, k = call.weight_scale.shape[-1], call.x.shape[-1]
     smooth = call.smooth_scale
-    d.require(call.group_list.numel() > 0, "group_list is empty; accepted on an NPU: one group or more")
-    d.require(smooth is None or smooth.dim() == 1, "smooth_scale has 2 dimensions; accepted on an NPU: (k,)")
+    checks.require(call.group_list.numel() > 0, "group_list is empty; accepted on an NPU: one group or more")
+    checks.require(smooth is None or smooth.dim() == 1, "smooth_scale has 2 dimensions; accepted on an NPU: (k,)")
     weight, rows = call.weight, _float_rows(call.x)
     if call.packed or weight.dim() == 5:
         each = (matmul.plain_weight(one, n, k, call.transpose_weight, bool(call.packed)) for one in weight)
@@ -78,7 +80,7 @@ def quant_grouped_matmul_dequant(call: grouped.Call) -> Tensor:
 
 
 def _float_rows(x: Tensor) -> Tensor:
-    d.require(x.dtype != torch.int8, "x is int8; accepted on an NPU: float16, which the operator quantizes itself")
+    checks.require(x.dtype != torch.int8, "x is int8; accepted on an NPU: float16, which the operator quantizes itself")
     return x.reshape(-1, x.shape[-1])
 
 
@@ -94,6 +96,7 @@ def _options(call: matmul.Call | grouped.Call) -> dict[str, Any]:
 
 def add_rms_norm_dynamic_quant(call: norm.Call) -> norm.Results:
     """By torch_npu's operator. A mask goes along only where it says something: some products take none."""
+    checks.require(call.x2 is not None, "x2 is None; accepted on an NPU: a tensor")
     by_scales = (True, call.smooth_scale1 is not None and call.smooth_scale2 is not None)
     y1, y2, x, scale1, scale2 = import_module("torch_npu").npu_add_rms_norm_dynamic_quant(
         call.x1,
@@ -126,13 +129,8 @@ def _without(name: str) -> Any:
 
 def _register(name: str) -> None:
     """By the function of the operator's name here; where there is none, torch_npu has no such operator."""
-    module = import_module(f"anyfuse.ops.{name}")
-    schema_name = module.SCHEMA.partition("(")[0]
     implementation = globals().get(name)
-    if implementation is None:
-        d.library.impl(schema_name, _without(schema_name), "PrivateUse1")
-    else:
-        d.library.impl(schema_name, lambda *arguments: implementation(module.Call(*arguments)), "PrivateUse1")
+    implement(name, "PrivateUse1", _without(name) if implementation is None else implementation)
 
 
 for _name in REGISTRY:

@@ -8,7 +8,6 @@ a tf.IndexedSlices and a tf.Variable are taken too where TensorFlow is installed
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterable
 from numbers import Real
@@ -18,13 +17,13 @@ import torch
 from torch import Tensor
 
 from .._settings import convention_or_default
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops import _numerics as numerics
 from ..ops.lazy_adam import lazy_adam_
 
 _SLOTS = ("m", "v")
 
-# Rec SDK computes 1 - beta in fp32, with the fused operator and without. The variable says otherwise.
-_CONVENTION = convention_or_default(os.environ.get("ANYFUSE_CONVENTION", "device"))
+_CONVENTION = "device"  # Rec SDK computes 1 - beta in fp32, by the fused operator, as is its default, and without
 
 
 def create_hash_optimizer(
@@ -156,7 +155,7 @@ class CustomizedLazyAdam:
         work = [table.open(slot) for table, slot in zip(tables, slots, strict=True)]
         columns = [list(column) for column in zip(*work, strict=True)]
         values, ids, m, v, var = columns
-        lazy_adam_(values, ids, m, v, var, rate, self.beta1, self.beta2, self.epsilon, convention=_CONVENTION)
+        lazy_adam_(values, ids, m, v, var, rate, self.beta1, self.beta2, self.epsilon)
         for table, slot, (_, _, m_, v_, var_) in zip(tables, slots, work, strict=True):
             table.close(slot, m_, v_, var_)
 
@@ -173,13 +172,14 @@ class CustomizedLazyAdam:
         self, values: Tensor, ids: Tensor, m: Tensor, v: Tensor, rows: int, rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ids, g = _sum_by_id(values, ids, rows)
-        beta1, beta2, epsilon = d.f32(self.beta1), d.f32(self.beta2), d.f32(self.epsilon)
-        betas = (beta1, beta2) if _CONVENTION == "device" else (self.beta1, self.beta2)
-        rest1, rest2 = (d.f32(1.0 - beta) for beta in betas)
+        beta1, beta2, epsilon = numerics.f32(self.beta1), numerics.f32(self.beta2), numerics.f32(self.epsilon)
+        device = convention_or_default(None, _CONVENTION) == "device"
+        betas = (beta1, beta2) if device else (self.beta1, self.beta2)
+        rest1, rest2 = (numerics.f32(1.0 - beta) for beta in betas)
         m_old, v_old = m[ids], v[ids]
         m_new = m_old * beta1 + g * rest1
         v_new = v_old * beta2 + (g * g) * rest2
-        change = (m_new * -d.f32(rate)) / (d.correctly_rounded_sqrt(v_new.abs()) + epsilon)
+        change = (m_new * -numerics.f32(rate)) / (numerics.correctly_rounded_sqrt(v_new.abs()) + epsilon)
         return ids, m_new - m_old, v_new - v_old, change
 
 
@@ -218,13 +218,15 @@ class _TorchTable:
 
     def __init__(self, grad: Any, var: Tensor) -> None:
         values, ids = sparse_parts(grad)
-        d.require_tensor("a table", var, (torch.float32,))
-        d.require(var.dim() == 2, f"a table has shape {tuple(var.shape)}; accepted: (rows, dim)")
-        d.require_tensor("a gradient's values", values, (torch.float32,))
-        d.require_tensor("a gradient's ids", ids, (torch.int32, torch.int64))
+        checks.require_tensor("a table", var, (torch.float32,))
+        checks.require(var.dim() == 2, f"a table has shape {tuple(var.shape)}; accepted: (rows, dim)")
+        checks.require_tensor("a gradient's values", values, (torch.float32,))
+        checks.require_tensor("a gradient's ids", ids, (torch.int32, torch.int64))
         ids = ids.reshape(-1) if ids.dim() == 2 and ids.shape[1] == 1 else ids
-        d.require(ids.dim() == 1, f"a gradient's ids have shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
-        d.require_shape("a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table")
+        checks.require(ids.dim() == 1, f"a gradient's ids have shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
+        checks.require_shape(
+            "a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table"
+        )
         self.var, self.values, self.ids = var, values, ids
 
     def new_slot(self, name: str) -> Tensor:

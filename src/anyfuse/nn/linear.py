@@ -9,16 +9,13 @@ from torch import Tensor, nn
 
 from .. import packed
 from .._settings import convention_or_default
-from ..ops import _direct
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops.quant_matmul_dequant import product
 from ..packed import PackedWeight, pack_weight
 from .rows import QuantizedRows
 
-# The overload itself: the public function's conveniences would cost a tenth of a call at one row.
-_product = torch.ops.anyfuse.quant_matmul_dequant.default
 
-
-class QuantLinear(_direct.Vetting):
+class QuantLinear(nn.Module):
     """A linear with int8 weights on int8 rows, by `anyfuse.quant_matmul_dequant`: y = x Wᵀ + bias.
 
     x (..., k) may be `QuantizedRows`, which are multiplied as they are, or a float tensor, whose rows are quantized on
@@ -64,8 +61,8 @@ class QuantLinear(_direct.Vetting):
         self.out_features, self.in_features = weight.shape
         for name, value, size in (("bias", bias, self.out_features), ("smooth_scale", smooth_scale, self.in_features)):
             if value is not None:
-                d.require_tensor(name, value, d.FLOATS)
-                d.require_shape(name, value, (size,), "weight's outputs or inputs")
+                checks.require_tensor(name, value, checks.FLOATS)
+                checks.require_shape(name, value, (size,), "weight's outputs or inputs")
         self.register_buffer("weight", weight.data)
         self.register_buffer("weight_scale", weight.scale)
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
@@ -97,17 +94,17 @@ class QuantLinear(_direct.Vetting):
         for one in linears:
             if not isinstance(one, nn.Linear):
                 raise TypeError(f"linear is a {type(one).__name__}; accepted: a torch.nn.Linear, or a list of them")
-        d.require(bool(linears), "linear is empty; accepted: one linear or more")
+        checks.require(bool(linears), "linear is empty; accepted: one linear or more")
         if isinstance(act, str) and act != "dynamic":
             raise ValueError(f"act is {act!r}; accepted: 'dynamic' or a scale")
         inputs = {one.in_features for one in linears}
-        d.require(len(inputs) == 1, f"linear has inputs {sorted(inputs)}; accepted: linears of equal inputs")
+        checks.require(len(inputs) == 1, f"linear has inputs {sorted(inputs)}; accepted: linears of equal inputs")
         weight = torch.cat([one.weight.detach().float() for one in linears])
         if smooth_scale is not None:
-            d.require_tensor("smooth_scale", smooth_scale, d.FLOATS)
-            d.require_shape("smooth_scale", smooth_scale, (weight.shape[1],), "the inputs")
+            checks.require_tensor("smooth_scale", smooth_scale, checks.FLOATS)
+            checks.require_shape("smooth_scale", smooth_scale, (weight.shape[1],), "the inputs")
             smooth_scale = smooth_scale.detach().float()
-            d.require(_positive(smooth_scale), "smooth_scale holds other than finite positive numbers")
+            checks.require(_positive(smooth_scale), "smooth_scale holds other than finite positive numbers")
             weight = weight / smooth_scale
         return cls(
             quantize_weight(weight), _joined_bias(linears), smooth_scale=smooth_scale,
@@ -149,53 +146,24 @@ class QuantLinear(_direct.Vetting):
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """(..., n) of x (..., k), in x's dtype."""
-        scale: Tensor | None
-        if isinstance(x, QuantizedRows):
-            rows, scale, dtype = x.codes, x.scale, x.dtype
-            plain = _direct.possible(rows, scale)
+        buffers = self._buffers
+        if isinstance(x, QuantizedRows):  # which have the smooth scales already
+            rows, scale, smooth, mode = x.codes, x.scale, None, "pertoken"
         elif isinstance(x, Tensor):
-            rows, scale, dtype = x, None, x.dtype
-            plain = _direct.possible(rows)
+            rows, scale, smooth = x, buffers["x_scale"], buffers["smooth_scale"]
+            mode = "pertoken" if scale is None else "pertensor"
         else:
             raise TypeError(f"x is a {type(x).__name__}; accepted: a tensor or QuantizedRows")
-        out = self._product(rows, scale, dtype) if plain else self._checked_product(rows, scale, dtype)
-        bias = self.bias
-        return out if bias is None else out + bias.to(dtype)
-
-    def _product(self, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        buffers = self._buffers
-        weight, weight_scale, smooth = buffers["weight"], buffers["weight_scale"], buffers["smooth_scale"]
-        vetted, used = self._vetted, (weight, weight_scale, smooth)
-        shape = self.out_features, self.in_features
-        call = rows.dtype, rows.shape[-1:], dtype, shape, buffers["x_scale"]
-        if vetted is None or not vetted.holds(used, call):
-            out = self._checked_product(rows, scale, dtype)
-            self._vetted = _direct.Vetted.of(used, call) if call[-1] is None else None
-            return out
-        assert weight is not None and weight_scale is not None
-        if scale is not None:
-            if scale.shape != rows.shape[:-1]:  # of rows that were changed after they were made
-                return self._checked_product(rows, scale, dtype)
-            smooth = None  # the rows have it already
-        convention = convention_or_default(None)
-        try:
-            return _direct.multiply(rows, scale, smooth, weight, weight_scale, shape, dtype, convention)
-        except (TypeError, ValueError):  # of the native call, which does not know the arguments by name
-            return self._checked_product(rows, scale, dtype)
-
-    def _checked_product(self, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        smooth, mode = None, "pertoken"
-        if scale is None:
-            scale, smooth = self.x_scale, self.smooth_scale
-            mode = mode if scale is None else "pertensor"
         flat = rows.dim() == 1
         if flat:
             rows, scale = rows.unsqueeze(0), None if scale is None else scale.reshape(1)
-        out: Tensor = _product(
-            rows, self.weight, self.weight_scale, None, scale, smooth, mode, True,
-            (self.out_features, self.in_features), dtype, convention_or_default(None),
+        out: Tensor = product(
+            rows, buffers["weight"], buffers["weight_scale"], None, scale, smooth, mode, True,
+            (self.out_features, self.in_features), x.dtype, convention_or_default(None),
         )  # fmt: skip
-        return out.squeeze(0) if flat else out
+        out = out.squeeze(0) if flat else out
+        bias = buffers["bias"]
+        return out if bias is None else out + bias.to(x.dtype)
 
     def extra_repr(self) -> str:
         parts = {
@@ -264,7 +232,7 @@ def quantize_weight(weight: Tensor) -> PackedWeight:
     Raises ValueError where a weight is not finite. An output of zeros has scale 1.
     """
     absmax = weight.abs().amax(1) if weight.shape[1] else weight.new_zeros(weight.shape[0])
-    d.require(bool(absmax.isfinite().all()), "weight holds an infinity or a NaN; accepted: finite numbers")
+    checks.require(bool(absmax.isfinite().all()), "weight holds an infinity or a NaN; accepted: finite numbers")
     scale = absmax / 127
     scale = torch.where(scale > 0, scale, 1.0)  # also where the 127th part underflows, and codes would be huge
     return pack_weight((weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale)
@@ -281,8 +249,8 @@ def _joined_bias(linears: Sequence[nn.Linear]) -> Tensor | None:
 
 def _static_scale(scale: Tensor | float) -> Tensor:
     value = torch.as_tensor(scale, dtype=torch.float32).detach().clone()
-    d.require(value.numel() == 1, f"x_scale has shape {tuple(value.shape)}; accepted: one number")
-    d.require(_positive(value), f"x_scale is {value.item()}; accepted: a finite positive number")
+    checks.require(value.numel() == 1, f"x_scale has shape {tuple(value.shape)}; accepted: one number")
+    checks.require(_positive(value), f"x_scale is {value.item()}; accepted: a finite positive number")
     return value.reshape(1)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .._settings import convention_or_default
-from ..ops import _direct
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from .rows import QuantizedRows
 
 
-class _Norm(_direct.Vetting):
+class _Norm(nn.Module):
     """The norm's parameters. They are buffers: quantized modules are for inference."""
 
     weight: Tensor
@@ -23,38 +20,21 @@ class _Norm(_direct.Vetting):
         self, weight: Tensor, epsilon: float = 1e-6, *, smooth_scale: Tensor | None = None, bias: Tensor | None = None
     ) -> None:
         super().__init__()
-        d.require_tensor("weight", weight, d.FLOATS)
-        d.require(weight.dim() == 1, f"weight has shape {tuple(weight.shape)}; accepted: one dimension")
-        d.require(epsilon >= 0, f"epsilon is {epsilon}; accepted: 0 or more")
+        checks.require_tensor("weight", weight, checks.FLOATS)
+        checks.require(weight.dim() == 1, f"weight has shape {tuple(weight.shape)}; accepted: one dimension")
+        checks.require(epsilon >= 0, f"epsilon is {epsilon}; accepted: 0 or more")
         for name, value in (("smooth_scale", smooth_scale), ("bias", bias)):
             if value is not None:
-                d.require_tensor(name, value, d.FLOATS)
-                d.require_shape(name, value, weight.shape, "weight")
+                checks.require_tensor(name, value, checks.FLOATS)
+                checks.require_shape(name, value, weight.shape, "weight")
         self.epsilon = epsilon
         for name, value in (("weight", weight), ("smooth_scale", smooth_scale), ("bias", bias)):
             self.register_buffer(name, None if value is None else value.detach().clone())
 
-    def _rows(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, QuantizedRows]:
-        if not _direct.possible(x1, x2):
-            return self._checked_rows(x1, x2)
+    def _rows(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, QuantizedRows]:
         buffers = self._buffers
-        weight, smooth, bias = used = (buffers["weight"], buffers["smooth_scale"], buffers["bias"])
-        vetted, call = self._vetted, (x1.dtype, x1.shape[-1:], self.epsilon)
-        if vetted is None or not vetted.holds(used, call) or x2.dtype != x1.dtype or x2.shape != x1.shape:
-            result = self._checked_rows(x1, x2)
-            self._vetted = _direct.Vetted.of(used, call)
-            return result
-        assert weight is not None
-        convention = convention_or_default(None)
-        try:
-            codes, total, scale = _direct.normalize(x1, x2, weight, smooth, bias, self.epsilon, convention)
-        except (TypeError, ValueError):  # of the native call, which does not know the arguments by name
-            return self._checked_rows(x1, x2)
-        return total, QuantizedRows(codes, scale, x1.dtype)
-
-    def _checked_rows(self, x1: Tensor, x2: Tensor) -> tuple[Tensor, QuantizedRows]:
         codes, _, total, scale, _ = add_rms_norm_dynamic_quant(
-            x1, x2, self.weight, smooth_scale1=self.smooth_scale, beta=self.bias, epsilon=self.epsilon
+            x1, x2, buffers["weight"], smooth_scale1=buffers["smooth_scale"], beta=buffers["bias"], epsilon=self.epsilon
         )
         return total, QuantizedRows(codes, scale, x1.dtype)
 
@@ -92,4 +72,4 @@ class RMSNormQuant(_Norm):
 
     def forward(self, x: Tensor) -> QuantizedRows:
         """The quantized norm of x (..., d)."""
-        return self._rows(x, torch.zeros_like(x))[1]
+        return self._rows(x, None)[1]

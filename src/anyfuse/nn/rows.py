@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 
 
 class QuantizedRows:
@@ -24,11 +24,11 @@ class QuantizedRows:
     __slots__ = ("codes", "dtype", "product", "scale")
 
     def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-        d.require_tensor("codes", codes, (torch.int8,))
-        d.require_tensor("scale", scale, (torch.float32,))
-        d.require_shape("scale", scale, codes.shape[:-1], "codes without its last dimension")
-        if dtype not in d.FLOATS:
-            raise TypeError(f"dtype is {dtype}; accepted: {d.names(d.FLOATS)}")
+        checks.require_tensor("codes", codes, (torch.int8,))
+        checks.require_tensor("scale", scale, (torch.float32,))
+        checks.require_shape("scale", scale, codes.shape[:-1], "codes without its last dimension")
+        if dtype not in checks.FLOATS:
+            raise TypeError(f"dtype is {dtype}; accepted: {checks.names(checks.FLOATS)}")
         self.codes, self.scale, self.dtype = codes, scale, dtype
         # A linear and what it made of these rows: left by the first of several parts of that linear for the others.
         self.product: tuple[nn.Module, Tensor] | None = None

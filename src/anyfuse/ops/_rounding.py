@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import _dispatch as d
+from . import _checks as checks
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
@@ -26,7 +26,9 @@ def seeds_of(stochastic_rounding: int | Sequence[int] | None, count: int) -> lis
         return None
     if isinstance(stochastic_rounding, (list, tuple)):
         seeds = list(stochastic_rounding)
-        d.require(len(seeds) == count, f"stochastic_rounding has {len(seeds)} seeds; accepted: one for all, or {count}")
+        checks.require(
+            len(seeds) == count, f"stochastic_rounding has {len(seeds)} seeds; accepted: one for all, or {count}"
+        )
         return [_seed(value) for value in seeds]
     first = _seed(stochastic_rounding)
     return [(first + i) & _MASK for i in range(count)]
@@ -40,13 +42,14 @@ def _seed(value: object) -> int:
     return value  # type: ignore[return-value]
 
 
-def rounded(values: Tensor, dtype: torch.dtype, seed: int | None, step: int, stream: int) -> Tensor:
-    """Values in the dtype of their tensor: by chance where there is a seed and it has 16 bits, else to the nearest.
+def rounded(values: Tensor, dtype: torch.dtype, seeds: Sequence[int] | None, i: int, step: int, stream: int) -> Tensor:
+    """Values in the dtype of tensor i: stochastically where there are seeds and it has 16 bits, else to the nearest.
 
     `stream` keeps the tensors of one call apart that share a seed: 0 for the parameters, 1 for their EMA.
     """
-    if seed is None or dtype == torch.float32:
+    if seeds is None or dtype == torch.float32:
         return values.to(dtype)
+    seed = seeds[i]
     values = values.float()
     bits = values.contiguous().view(torch.int32).long()
     magnitude, sign = bits & 0x7FFFFFFF, (bits >> 16) & 0x8000

@@ -33,23 +33,24 @@ Rows do not touch each other, and a row of no elements has scale 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
-from . import _dispatch as d
+from . import _checks as checks
+from . import _memory as memory
+from . import _numerics as numerics
+from ._record import Convention
+from ._register import define
 
-SCHEMA = (
-    "add_rms_norm_dynamic_quant(Tensor x1, Tensor x2, Tensor gamma, Tensor? smooth_scale1, Tensor? smooth_scale2, "
-    "Tensor? beta, float epsilon, bool output1, bool output2, str y_dtype, str convention) "
-    "-> (Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
-)
+RETURNS = "(Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
+
+YDtype = Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2", "hifloat8"]
 
 NAMES = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
 
@@ -62,7 +63,7 @@ class Call(NamedTuple):
     """The schema's arguments."""
 
     x1: Tensor
-    x2: Tensor
+    x2: Tensor | None
     gamma: Tensor
     smooth_scale1: Tensor | None
     smooth_scale2: Tensor | None
@@ -70,8 +71,8 @@ class Call(NamedTuple):
     epsilon: float
     output1: bool
     output2: bool
-    y_dtype: str
-    convention: str
+    y_dtype: YDtype
+    convention: Convention
 
     @property
     def weights(self) -> tuple[Tensor | None, ...]:
@@ -104,31 +105,12 @@ CARRIERS = {
 }
 
 
-def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
-    return Limits(
-        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
-        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
-        ranks={"x1": (2, 8)},
-        positive=("epsilon",),
-        values={} if masks else {"output_mask": (None,)},
-    )
-
-
-HALVES = (torch.float16, torch.bfloat16)
-
-PROFILES = Profiles(
-    "add_rms_norm_dynamic_quant",
-    {
-        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
-        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
-        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
-    },
-)
+PROFILES = Profiles("add_rms_norm_dynamic_quant")
 
 
 def add_rms_norm_dynamic_quant(
     x1: Tensor,
-    x2: Tensor,
+    x2: Tensor | None,
     gamma: Tensor,
     *,
     smooth_scale1: Tensor | None = None,
@@ -145,7 +127,7 @@ def add_rms_norm_dynamic_quant(
 
     Args:
         x1, x2: what is added; one shape of at least one dimension, rows along the last one; one dtype: float32, float16
-            or bfloat16. May be the same tensor.
+            or bfloat16. May be the same tensor. x2 None: nothing is added, and x, which would be x1, is not produced.
         gamma: the norm's weight, shape (x1.shape[-1],), x1's dtype or float32.
         smooth_scale1, smooth_scale2: factors of each branch before it is quantized; as gamma.
         beta: the norm's bias, added before the smooth scales; as gamma.
@@ -175,33 +157,21 @@ def add_rms_norm_dynamic_quant(
         >>> y, x
         (tensor([[ 32,  32,  32, 127]], dtype=torch.int8), tensor([[2., 2., 2., 8.]]))
     """
-    weights = (gamma, smooth_scale1, smooth_scale2, beta)
-    require_kinds(x1, x2, weights, epsilon)
     output1, output2 = produced(output_mask, smooth_scale1 is not None, smooth_scale2 is not None)
     if output_mask and not torch.compiler.is_compiling() and restricted():  # a trace cannot follow context variables
         PROFILES.check(output_mask=tuple(output_mask))
-    arguments = (x1, x2, *weights, epsilon, output1, output2, y_name(y_dtype), convention_or_default(convention))
-    if torch.is_grad_enabled() and requires_grad(x1, x2, *weights):
+    arguments = (
+        x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, output1, output2, y_name(y_dtype),
+        convention_or_default(convention),
+    )  # fmt: skip
+    if torch.is_grad_enabled() and _requires_grad(*arguments[:6]):
         results: Results = _WithGradient.apply(*arguments)  # type: ignore[no-untyped-call]
         return results
     return _op(*arguments)
 
 
-def require_kinds(x1: Any, x2: Any, weights: tuple[Any, ...], epsilon: Any) -> None:
-    """Refuses what the dispatcher would refuse without telling the argument's name."""
-    for name, value in (("x1", x1), ("x2", x2)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {d.names(d.FLOATS)}")
-    for name, value in zip(NAMES, weights, strict=True):
-        if not isinstance(value, Tensor) and (value is not None or name == "gamma"):
-            accepted = "a tensor" if name == "gamma" else "a tensor or None"
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: {accepted}")
-    if not isinstance(epsilon, (float, int, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"epsilon is a {type(epsilon).__name__}; accepted: a number")
-
-
-def requires_grad(*tensors: Tensor | None) -> bool:
-    return True in [tensor is not None and tensor.requires_grad for tensor in tensors]
+def _requires_grad(*tensors: Any) -> bool:
+    return True in [isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors]
 
 
 def y_name(y_dtype: Any) -> str:
@@ -219,15 +189,19 @@ def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -
     ):
         raise TypeError(f"output_mask is {output_mask!r}; accepted: two booleans, or None")
     if not output_mask:
-        d.require(
+        checks.require(
             smooth1 or not smooth2, "smooth_scale2 comes without smooth_scale1; accepted: both, or an output_mask"
         )
         return True, smooth1 and smooth2
-    d.require(len(output_mask) == 2, f"output_mask has {len(output_mask)} entries; accepted: 2")
+    checks.require(len(output_mask) == 2, f"output_mask has {len(output_mask)} entries; accepted: 2")
     first, second = output_mask
-    d.require(first or second, "output_mask is (False, False); accepted: at least one True")
-    d.require(first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other")
-    d.require(second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other")
+    checks.require(first or second, "output_mask is (False, False); accepted: at least one True")
+    checks.require(
+        first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other"
+    )
+    checks.require(
+        second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other"
+    )
     return first, second
 
 
@@ -235,17 +209,17 @@ def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     x1, x2, epsilon = call.x1, call.x2, call.epsilon
     dtype, shape = x1.dtype, x1.shape
-    d.require_tensor("x1", x1, d.FLOATS)
-    if x2.dtype != dtype:
-        d.require_tensor("x2", x2, (dtype,))
-    d.require(len(shape) > 0, "x1 has shape (); accepted: at least one dimension")
-    d.require_shape("x2", x2, shape, "x1")
+    checks.require_tensor("x1", x1, checks.FLOATS)
+    checks.require(len(shape) > 0, "x1 has shape (); accepted: at least one dimension")
+    if x2 is not None:
+        checks.require_tensor("x2", x2, (dtype,))
+        checks.require_shape("x2", x2, shape, "x1")
     cols = shape[-1]
     for name, weight in zip(NAMES, call.weights, strict=True):
         if weight is None:
             continue
         if weight.dtype != dtype and weight.dtype != torch.float32:
-            d.require_tensor(name, weight, [dtype] if dtype == torch.float32 else [dtype, torch.float32])
+            checks.require_tensor(name, weight, [dtype] if dtype == torch.float32 else [dtype, torch.float32])
         if weight.dim() != 1 or weight.shape[0] != cols:
             raise ValueError(f"{name} has shape {tuple(weight.shape)}; accepted: ({cols},), x1's last dimension")
     if not epsilon >= 0:
@@ -253,6 +227,7 @@ def check(call: Call) -> None:
     if call.y_dtype == "int4" and cols % 2:
         raise ValueError(f"x1 has shape {tuple(shape)}; accepted for int4: an even last dimension")
     if restricted():
+        checks.require(x2 is not None, "x2 is None; accepted on products: a tensor")
         unmasked = (True, call.smooth_scale1 is not None and call.smooth_scale2 is not None)
         mask = None if call.outputs == unmasked else call.outputs
         weights = dict(zip(NAMES, call.weights, strict=True))
@@ -262,49 +237,24 @@ def check(call: Call) -> None:
 # ---- reference ----
 
 
-def reference(
-    x1: Tensor,
-    x2: Tensor,
-    gamma: Tensor,
-    *,
-    smooth_scale1: Tensor | None,
-    smooth_scale2: Tensor | None,
-    beta: Tensor | None,
-    epsilon: float,
-    outputs: tuple[bool, bool],
-    y_dtype: str,
-    convention: str,
-) -> Results:
+def reference(call: Call) -> Results:
     """(y1, y2, x, scale1, scale2) in plain PyTorch. The definition of the operator's numbers."""
-    x = d.real(x1) + d.real(x2)
-    mean_square = lane_sum(x * x) * d.f32(1.0 / max(x.shape[-1], 1))
-    r = torch.ones_like(mean_square) / d.correctly_rounded_sqrt(mean_square + d.f32(epsilon))
-    norm = (x * r.unsqueeze(-1)) * d.real(gamma)
-    if beta is not None:
-        norm = norm + d.real(beta)
+    real, f32 = numerics.real, numerics.f32
+    x = real(call.x1) if call.x2 is None else real(call.x1) + real(call.x2)
+    mean_square = numerics.lane_sum(x * x) * f32(1.0 / max(x.shape[-1], 1))
+    r = torch.ones_like(mean_square) / numerics.correctly_rounded_sqrt(mean_square + f32(call.epsilon))
+    norm = (x * r.unsqueeze(-1)) * real(call.gamma)
+    if call.beta is not None:
+        norm = norm + real(call.beta)
     branches = []
-    for wanted, smooth in zip(outputs, (smooth_scale1, smooth_scale2), strict=True):
+    for wanted, smooth in zip(call.outputs, (call.smooth_scale1, call.smooth_scale2), strict=True):
         if wanted:
-            value = norm if smooth is None else norm * d.real(smooth)
-            branches.append(quantize(value, y_dtype, convention))
+            value = norm if smooth is None else norm * real(smooth)
+            branches.append(quantize(value, call.y_dtype, call.convention))
         else:
-            branches.append((torch.empty(0, dtype=CARRIERS[y_dtype]), torch.empty(0, dtype=torch.float32)))
+            branches.append((torch.empty(0, dtype=CARRIERS[call.y_dtype]), torch.empty(0, dtype=torch.float32)))
     (y1, scale1), (y2, scale2) = branches
-    return y1, y2, x.to(x1.dtype), scale1, scale2
-
-
-def lane_sum(values: Tensor) -> Tensor:
-    """The sum along the last dimension in the contract's order: 64 lanes, then halves onto halves."""
-    chunks = -(-values.shape[-1] // 64)
-    padded = values.new_zeros(*values.shape[:-1], chunks * 64)
-    padded[..., : values.shape[-1]] = values
-    lanes = values.new_zeros(*values.shape[:-1], 64)
-    for chunk in range(chunks):
-        lanes = lanes + padded[..., chunk * 64 : chunk * 64 + 64]
-    while lanes.shape[-1] > 1:
-        half = lanes.shape[-1] // 2
-        lanes = lanes[..., :half] + lanes[..., half:]
-    return lanes.squeeze(-1)
+    return y1, y2, x.to(call.x1.dtype) if call.x2 is not None else call.x1.new_empty(0), scale1, scale2
 
 
 def quantize(values: Tensor, y_dtype: str, convention: str) -> tuple[Tensor, Tensor]:
@@ -332,118 +282,31 @@ def encode(quotient: Tensor, y_dtype: str) -> Tensor:
     return pack_int4(codes) if y_dtype == "int4" else codes
 
 
-# ---- CPU ----
+# ---- what is not plain ----
 
 
-class Params(_core.Struct, c_name="anyfuse_add_rms_norm_dynamic_quant_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("rows", _core.i64),
-        ("cols", _core.i64),
-        ("x1", _core.pointer),
-        ("x2", _core.pointer),
-        ("gamma", _core.pointer),
-        ("smooth_scale1", _core.pointer),
-        ("smooth_scale2", _core.pointer),
-        ("beta", _core.pointer),
-        ("y1", _core.pointer),
-        ("y2", _core.pointer),
-        ("x", _core.pointer),
-        ("scale1", _core.pointer),
-        ("scale2", _core.pointer),
-        ("epsilon", _core.f64),
-        ("x_dtype", _core.i32),
-        ("gamma_dtype", _core.i32),
-        ("smooth_scale1_dtype", _core.i32),
-        ("smooth_scale2_dtype", _core.i32),
-        ("beta_dtype", _core.i32),
-        ("y_dtype", _core.i32),
-        ("convention", _core.i32),
-        ("threads", _core.i32),
-    ]
-
-
-_native = _core.function("add_rms_norm_dynamic_quant", Params)
-number = d.NUMBERS
-
-
-def _outputs(call: Call) -> Results:
-    """Uninitialized results, those that are not produced with shape (0,).
-
-    Where a tensor of the same shape is at hand, `empty_like` takes half the time of a shape.
-    """
-    x1, y_dtype, output1 = call.x1, call.y_dtype, call.output1
-    carrier = CARRIERS[y_dtype]
-    lead = list(x1.shape[:-1])
-    x = torch.empty_like(x1, memory_format=torch.contiguous_format)
-    if y_dtype == "int4":
-        y = x1.new_empty([*lead, x1.shape[-1] // 2], dtype=carrier)
-    else:
-        y = torch.empty_like(x, dtype=carrier)
-    scale = x1.new_empty(lead, dtype=torch.float32)
-    if output1 and call.output2:
-        return y, torch.empty_like(y), x, scale, torch.empty_like(scale)
-    no_y, no_scale = x1.new_empty(0, dtype=carrier), x1.new_empty(0, dtype=torch.float32)
-    return (y, no_y, x, scale, no_scale) if output1 else (no_y, y, x, no_scale, scale)
-
-
-def _cpu(call: Call) -> Results:
+def _general(call: Call) -> Results:
     check(call)
-    x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, output1, output2, y_dtype, convention = call
     if use_reference():
-        return reference(
-            x1, x2, gamma, smooth_scale1=smooth_scale1, smooth_scale2=smooth_scale2, beta=beta, epsilon=epsilon,
-            outputs=call.outputs, y_dtype=y_dtype, convention=convention,
-        )  # fmt: skip
-    results = _outputs(call)
-    # Copies are kept by these names until the call is over.
-    x1, x2, gamma = x1.contiguous(), x2.contiguous(), gamma.contiguous()
-    smooth_scale1, smooth_scale2, beta = _contiguous(smooth_scale1), _contiguous(smooth_scale2), _contiguous(beta)
-    y1, y2, x, scale1, scale2 = results
-    branches = (y1 if output1 else None, y2 if output2 else None, scale1, scale2)
-    run_native(x1, x2, gamma, smooth_scale1, smooth_scale2, beta, epsilon, branches, x, y_dtype, convention)
+        return reference(call)
+    results: Results = _native(*memory.with_contiguous(call))
     return results
 
 
-def run_native(
-    x1: Tensor, x2: Tensor | None, gamma: Tensor, smooth_scale1: Tensor | None, smooth_scale2: Tensor | None,
-    beta: Tensor | None, epsilon: float, branches: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
-    x: Tensor | None, y_dtype: str, convention: str,
-) -> None:  # fmt: skip
-    """The native call on contiguous tensors that are checked already. `branches` are y1, y2 (None where it is not
-    produced) and their scales. Without x2 nothing is added; without x the sum is not stored."""
-    y1, y2, scale1, scale2 = branches
-    cols = x1.shape[-1]
-    _native(
-        Params(
-            _core.sizeof(Params), x1.numel() // cols if cols else x1.shape[:-1].numel(), cols,
-            x1.data_ptr(), _at(x2), gamma.data_ptr(), _at(smooth_scale1), _at(smooth_scale2), _at(beta),
-            _at(y1), _at(y2), _at(x),
-            scale1.data_ptr() if y1 is not None else None, scale2.data_ptr() if y2 is not None else None, epsilon,
-            number[x1.dtype], number[gamma.dtype], _number(smooth_scale1), _number(smooth_scale2), _number(beta),
-            _core.DTYPES[y_dtype], _core.CONVENTIONS[convention], torch.get_num_threads(),
-        )
-    )  # fmt: skip
-
-
-def _contiguous(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.contiguous()
-
-
-def _at(weight: Tensor | None) -> int | None:
-    return None if weight is None else weight.data_ptr()
-
-
-def _number(weight: Tensor | None) -> int:
-    return 0 if weight is None else number[weight.dtype]
-
-
-def _fake(call: Call) -> Results:
+def outputs(call: Call) -> Results:
+    """Results without values: those that are not produced with shape (0,)."""
     check(call)
-    return _outputs(call)
+    x1, carrier = call.x1, CARRIERS[call.y_dtype]
+    lead, cols = list(x1.shape[:-1]), x1.shape[-1]
+    codes = [*lead, cols // 2 if call.y_dtype == "int4" else cols]
+    y1, y2 = (x1.new_empty(codes if wanted else 0, dtype=carrier) for wanted in call.outputs)
+    scale1, scale2 = (x1.new_empty(lead if wanted else 0, dtype=torch.float32) for wanted in call.outputs)
+    return y1, y2, x1.new_empty(0 if call.x2 is None else x1.shape), scale1, scale2
 
 
-_op: Callable[..., Results] = d.define(SCHEMA, Call, _cpu, _fake)
+_op: Callable[..., Results]
+_op, _ = define("add_rms_norm_dynamic_quant", Call, _general, outputs)
+_native = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
 
 
 class _WithGradient(torch.autograd.Function):
@@ -451,7 +314,8 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Results:
-        return _op(*arguments)
+        results: Results = _op(*arguments)
+        return results
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -461,14 +325,13 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients[2]
-        return gradient, gradient, *(None,) * 9
+        return tuple(gradient if name in ("x1", "x2") else None for name in Call._fields)
 
 
 register(
     OpSpec(
         name="add_rms_norm_dynamic_quant",
         function=add_rms_norm_dynamic_quant,
-        schema=SCHEMA,
         document="aclnnAddRmsNormDynamicQuantV2",
         summary="residual add, RMSNorm and one or two row-wise quantizations in one pass",
         outputs=("y1", "y2", "x", "scale1", "scale2"),

@@ -34,40 +34,36 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats import codebook
-from . import _dispatch as d
+from . import _checks as checks
+from . import _memory as memory
+from . import _numerics as numerics
+from ._record import Convention, Perhaps, Updated
+from ._register import define
 from ._rounding import rounded, seeds_of
 
-SCHEMA = (
-    "apply_adam_w_quant_(Tensor(a!)[] var, Tensor[] grad, Tensor(b!)[] m, Tensor(c!)[] v, Tensor qmap_m, "
-    "Tensor qmap_v, Tensor(d!)[] absmax_m, Tensor(e!)[] absmax_v, Tensor[] step, float lr, float beta1, float beta2, "
-    "float weight_decay, float eps, float gnorm_scale, int block_size, str convention, bool skip_nonfinite, "
-    "bool nonzero_v, Tensor? lr_tensor, Tensor? grad_scale, Tensor? found_inf, bool maximize, Tensor(f!)[] s, "
-    "float ema_decay, int[]? stochastic_rounding) -> ()"
-)
+RETURNS = "()"
 
 
 class Call(NamedTuple):
     """The schema's arguments."""
 
-    var: list[Tensor]
+    var: Updated[list[Tensor]]
     grad: list[Tensor]
-    m: list[Tensor]
-    v: list[Tensor]
+    m: Updated[list[Tensor]]
+    v: Updated[list[Tensor]]
     qmap_m: Tensor
     qmap_v: Tensor
-    absmax_m: list[Tensor]
-    absmax_v: list[Tensor]
+    absmax_m: Updated[list[Tensor]]
+    absmax_v: Updated[list[Tensor]]
     step: list[Tensor]
     lr: float
     beta1: float
@@ -76,14 +72,14 @@ class Call(NamedTuple):
     eps: float
     gnorm_scale: float
     block_size: int
-    convention: str
+    convention: Convention
     skip_nonfinite: bool
     nonzero_v: bool
     lr_tensor: Tensor | None
     grad_scale: Tensor | None
     found_inf: Tensor | None
     maximize: bool
-    s: list[Tensor]
+    s: Perhaps[Updated[list[Tensor]]]
     ema_decay: float
     stochastic_rounding: list[int] | None
 
@@ -94,25 +90,13 @@ class Call(NamedTuple):
     def check_memory(self) -> None:
         """Refuses in-place tensors that share an element with another argument."""
         in_place = zip(("var", "m", "v", "absmax_m", "absmax_v", "s"), self.updated, strict=True)
-        d.check_memory(in_place, (("grad", self.grad), ("qmap_m", [self.qmap_m]), ("qmap_v", [self.qmap_v])))
+        memory.check_memory(in_place, (("grad", self.grad), ("qmap_m", [self.qmap_m]), ("qmap_v", [self.qmap_v])))
 
 
 #: What moments are kept in: codes, or themselves.
 STATES = (torch.uint8, torch.float32)
 
-PROFILES = Profiles(
-    "apply_adam_w_quant",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            one_dtype=("var", "grad"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            dtypes={"m": (torch.uint8,)},
-            absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_adam_w_quant")
 
 
 def apply_adam_w_quant_(
@@ -198,40 +182,26 @@ def apply_adam_w_quant_(
         >>> var, m
         (tensor([0.9000, 0.9000, 0.9000, 0.9000]), tensor([255, 255, 255, 255], dtype=torch.uint8))
     """
-    given = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
-    lists = {name: d.as_list(name, value, var, "var") for name, value in given.items()}
     blockwise = quant_mode is None or (isinstance(quant_mode, str) and quant_mode == "BLOCKWISE")
-    d.require(blockwise, f"quant_mode is {quant_mode!r}; accepted: None, 'BLOCKWISE'")
+    checks.require(blockwise, f"quant_mode is {quant_mode!r}; accepted: None, 'BLOCKWISE'")
     codebook.check_block_size(block_size)
-    lr_tensor = lr if isinstance(lr, Tensor) else None
-    _op(
-        lists["var"],
-        lists["grad"],
-        lists["m"],
-        lists["v"],
-        qmap_m,
-        qmap_v,
-        lists["absmax_m"],
-        lists["absmax_v"],
-        d.step_list(step, len(lists["var"])),
-        0.0 if lr_tensor is not None else lr,
-        beta1,
-        beta2,
-        weight_decay,
-        eps,
-        gnorm_scale,
-        block_size,
-        convention_or_default(convention),
-        skip_nonfinite,
-        nonzero_v,
-        lr_tensor,
-        grad_scale,
-        found_inf,
-        maximize,
-        [] if s is None else d.as_list("s", s, var, "var"),
-        ema_decay,
-        seeds_of(stochastic_rounding, len(lists["var"])),
-    )
+    lr_number, lr_tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
+    convention = convention_or_default(convention)
+    if isinstance(var, Tensor):
+        _one(
+            var, grad, m, v, qmap_m, qmap_v, absmax_m, absmax_v,
+            step if isinstance(step, Tensor) else checks.one_step(step), lr_number, beta1, beta2, weight_decay, eps,
+            gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, lr_tensor, grad_scale, found_inf, maximize,
+            s, ema_decay, None if stochastic_rounding is None else seeds_of(stochastic_rounding, 1),
+        )  # fmt: skip
+    else:
+        given = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
+        lists = checks.lists_like(var, **given if s is None else {**given, "s": s})
+        _list(
+            *lists[:4], qmap_m, qmap_v, *lists[4:6], checks.step_list(step, len(var)), lr_number, beta1, beta2,
+            weight_decay, eps, gnorm_scale, block_size, convention, skip_nonfinite, nonzero_v, lr_tensor, grad_scale,
+            found_inf, maximize, lists[6] if s is not None else [], ema_decay, seeds_of(stochastic_rounding, len(var)),
+        )  # fmt: skip
     return var, m, v, absmax_m, absmax_v
 
 
@@ -239,25 +209,25 @@ def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     var, m, v, block_size = call.var, call.m, call.v, call.block_size
     codebook.check_block_size(block_size)
-    shapes = d.shapes_of(var)
+    shapes = checks.shapes_of(var)
     for name, floats in (("var", var), ("grad", call.grad)):
-        d.check_tensor_list(name, floats, d.FLOATS, shapes, "var")
+        checks.check_tensor_list(name, floats, checks.FLOATS, shapes, "var")
     for name, moments in (("m", m), ("v", v)):
-        d.check_tensor_list(name, moments, STATES, shapes, "var")
+        checks.check_tensor_list(name, moments, STATES, shapes, "var")
     scales = [(-(-numel // block_size),) for numel in map(Tensor.numel, var)]
     if any(moment.dtype != torch.uint8 for moment in (*m, *v)):
         scales = _shapes_of_scales(m, v, scales)
     for name, absmax in (("absmax_m", call.absmax_m), ("absmax_v", call.absmax_v)):
-        d.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
+        checks.check_tensor_list(name, absmax, (torch.float32,), scales, f"var in blocks of {block_size}")
     for name, qmap in (("qmap_m", call.qmap_m), ("qmap_v", call.qmap_v)):
-        d.require_tensor(name, qmap, (torch.float32,))
-        d.require_shape(name, qmap, (256,), "a value for each code")
-    d.check_steps(call.step, len(var))
-    d.check_scalar("lr", call.lr_tensor)
-    d.check_scalar("grad_scale", call.grad_scale)
-    d.check_scalar("found_inf", call.found_inf)
+        checks.require_tensor(name, qmap, (torch.float32,))
+        checks.require_shape(name, qmap, (256,), "a value for each code")
+    checks.check_steps(call.step, len(var))
+    checks.check_scalar("lr", call.lr_tensor)
+    checks.check_scalar("grad_scale", call.grad_scale)
+    checks.check_scalar("found_inf", call.found_inf)
     if call.s:
-        d.check_tensor_list("s", call.s, d.FLOATS, shapes, "var")
+        checks.check_tensor_list("s", call.s, checks.FLOATS, shapes, "var")
     seeds_of(call.stochastic_rounding, len(var))
     if restricted():
         PROFILES.check(**call._asdict())
@@ -267,7 +237,9 @@ def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tupl
     """Those of codes, and none where the moments are float32. TypeError where m and v differ."""
     for m_, v_ in zip(m, v, strict=True):
         if m_.dtype != v_.dtype:
-            raise TypeError(f"v has dtype {d.names([v_.dtype])}; accepted: {d.names([m_.dtype])}, the dtype of m")
+            raise TypeError(
+                f"v has dtype {checks.names([v_.dtype])}; accepted: {checks.names([m_.dtype])}, the dtype of m"
+            )
     return [shape if m_.dtype == torch.uint8 else (0,) for m_, shape in zip(m, coded, strict=True)]
 
 
@@ -279,71 +251,55 @@ def _is_codebook(content: bytes) -> bool:
 def check_values(qmap_m: Tensor, qmap_v: Tensor, steps: Sequence[int], convention: str) -> None:
     """Refuses maps and steps by their values; the maps are contiguous."""
     for name, qmap in (("qmap_m", qmap_m), ("qmap_v", qmap_v)):
-        d.require(
+        checks.require(
             _is_codebook(ctypes.string_at(qmap.data_ptr(), qmap.nbytes)),
             f"{name} has entries that fall or are not finite; accepted: 256 finite values in ascending order",
         )
     first = 0 if convention == "device" else 1
-    d.require(min(steps, default=first) >= first, f"step is {min(steps, default=first)}; accepted: {first} and above")
+    checks.require(
+        min(steps, default=first) >= first, f"step is {min(steps, default=first)}; accepted: {first} and above"
+    )
 
 
 # ---- reference ----
 
 
-def reference(
-    var: Tensor,
-    grad: Tensor,
-    m: Tensor,
-    v: Tensor,
-    qmap_m: Tensor,
-    qmap_v: Tensor,
-    absmax_m: Tensor,
-    absmax_v: Tensor,
-    step: int,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    gnorm_scale: float,
-    block_size: int,
-    convention: str,
-    skip_nonfinite: bool,
-    nonzero_v: bool,
-    unscale: float = 1.0,
-    s: Tensor | None = None,
-    ema_decay: float = 0.0,
-    seed: int | None = None,
-) -> tuple[Tensor, ...]:
-    """One tensor's step, as new tensors (var, m, v, absmax_m, absmax_v and, where given, s). The definition of the
+def reference(call: Call, i: int) -> tuple[Tensor, ...]:
+    """The step of tensor i, as new tensors (var, m, v, absmax_m, absmax_v and, where given, s). The definition of the
     numbers."""
-    b1, b2 = d.f32(beta1), d.f32(beta2)
+    var, grad, m, v = call.var[i], call.grad[i], call.m[i], call.v[i]
+    absmax_m, absmax_v, s = call.absmax_m[i], call.absmax_v[i], call.s[i] if call.s else None
+    step, block_size, convention = int(checks.entry(call.step, i)), call.block_size, call.convention
+    beta1, beta2, ema_decay, nonzero_v = call.beta1, call.beta2, call.ema_decay, call.nonzero_v
+    numbers = step, call.lr, beta1, beta2, call.weight_decay, call.eps
+    b1, b2 = numerics.f32(beta1), numerics.f32(beta2)
     if convention == "device":
-        rest1, rest2, step_size, eps_c2, decay = _device_numbers(step, lr, beta1, beta2, weight_decay, eps)
+        rest1, rest2, step_size, eps_c2, decay = device_numbers(*numbers)
     else:
-        rest1, rest2, step_size, eps_c2, decay = _formula_numbers(step, lr, beta1, beta2, weight_decay, eps)
-    g, p, m_given, v_given = (codebook.blocks_of(tensor, block_size) for tensor in (d.real(grad), d.real(var), m, v))
-    qmap_m, qmap_v = d.real(qmap_m), d.real(qmap_v)
+        rest1, rest2, step_size, eps_c2, decay = formula_numbers(*numbers)
+    g, p, m_given, v_given = (
+        codebook.blocks_of(tensor, block_size) for tensor in (numerics.real(grad), numerics.real(var), m, v)
+    )
+    qmap_m, qmap_v = numerics.real(call.qmap_m), numerics.real(call.qmap_v)
     coded = m.dtype == torch.uint8
-    m_old, v_old = d.real(m_given), d.real(v_given)
+    m_old, v_old = numerics.real(m_given), numerics.real(v_given)
     if coded:
         m_old, v_old = qmap_m[m_given.long()] * absmax_m[:, None], qmap_v[v_given.long()] * absmax_v[:, None]
     inside = codebook.blocks_of(torch.ones(var.shape, dtype=torch.bool), block_size)
 
-    scaled = g * d.f32(unscale) * d.f32(gnorm_scale)
+    scaled = g * numerics.f32(checks.grad_factor(call)) * numerics.f32(call.gnorm_scale)
     m_new = m_old * b1 + scaled * rest1
     v_new = v_old * b2 + (scaled * scaled) * rest2
-    update = (m_new * step_size) / (d.correctly_rounded_sqrt(v_new) + eps_c2)
+    update = (m_new * step_size) / (numerics.correctly_rounded_sqrt(v_new) + eps_c2)
     p_new = (p + update) * decay if convention == "device" else p * decay + update
 
     new, old = {"var": p_new, "m": m_new, "v": v_new}, {"var": p, "m": m_given, "v": v_given}
     if s is not None:
-        old["s"] = codebook.blocks_of(d.real(s), block_size)
-        rest = d.f32(1.0 - (d.f32(ema_decay) if convention == "device" else ema_decay))
-        new["s"] = d.f32(ema_decay) * old["s"] + rest * p_new
+        old["s"] = codebook.blocks_of(numerics.real(s), block_size)
+        rest = numerics.f32(1.0 - (numerics.f32(ema_decay) if convention == "device" else ema_decay))
+        new["s"] = numerics.f32(ema_decay) * old["s"] + rest * p_new
     m_scale, v_scale = absmax_m, absmax_v
-    keep = ~g.isfinite().all(dim=1, keepdim=True) if skip_nonfinite else torch.tensor(False)
+    keep = ~g.isfinite().all(dim=1, keepdim=True) if call.skip_nonfinite else torch.tensor(False)
     if coded:
         m_new, v_new = (torch.where(inside, moment, 0.0) for moment in (m_new, v_new))
         m_scale, v_scale = (moment.abs().amax(dim=1, keepdim=True) for moment in (m_new, v_new))
@@ -357,40 +313,44 @@ def reference(
         )
     blocks = {name: torch.where(keep, old[name], value) for name, value in new.items()}
     whole = {name: value.reshape(-1)[: var.numel()].view(var.shape) for name, value in blocks.items()}
-    stepped = rounded(whole["var"], var.dtype, seed, step, 0), whole["m"].to(m.dtype), whole["v"].to(v.dtype)
-    ema = () if s is None else (rounded(whole["s"], s.dtype, seed, step, 1),)
+    stepped = (
+        rounded(whole["var"], var.dtype, call.stochastic_rounding, i, step, 0),
+        whole["m"].to(m.dtype),
+        whole["v"].to(v.dtype),
+    )
+    ema = () if s is None else (rounded(whole["s"], s.dtype, call.stochastic_rounding, i, step, 1),)
     return *stepped, m_scale, v_scale, *ema
 
 
-def _formula_numbers(
+def formula_numbers(
     step: int, lr: float, beta1: float, beta2: float, weight_decay: float, eps: float
 ) -> tuple[float, float, float, float, float]:
     """1 - beta1, 1 - beta2, -lr·c2/c1, eps·c2, 1 - lr·weight_decay: in double, each rounded once to fp32."""
-    c1 = 1.0 - d.power(beta1, step)
-    c2 = _square_root(1.0 - d.power(beta2, step))
+    c1 = 1.0 - numerics.power(beta1, step)
+    c2 = _square_root(1.0 - numerics.power(beta2, step))
     return (
-        d.f32(1.0 - beta1),
-        d.f32(1.0 - beta2),
-        d.f32(_quotient(-lr * c2, c1)),
-        d.f32(eps * c2),
-        d.f32(1.0 - lr * weight_decay),
+        numerics.f32(1.0 - beta1),
+        numerics.f32(1.0 - beta2),
+        numerics.f32(_quotient(-lr * c2, c1)),
+        numerics.f32(eps * c2),
+        numerics.f32(1.0 - lr * weight_decay),
     )
 
 
-def _device_numbers(
+def device_numbers(
     step: int, lr: float, beta1: float, beta2: float, weight_decay: float, eps: float
 ) -> tuple[float, float, float, float, float]:
     """The same in fp32 throughout: double holds the exact result of one fp32 operation well enough to round it once."""
-    lr, b1, b2, wd, eps = (d.f32(value) for value in (lr, beta1, beta2, weight_decay, eps))
-    t = d.f32(d.f32(step) + 1.0)
-    c1 = d.f32(1.0 - d.f32(d.power(b1, t)))
-    c2 = d.f32(_square_root(d.f32(1.0 - d.f32(d.power(b2, t)))))
+    lr, b1, b2, wd, eps = (numerics.f32(value) for value in (lr, beta1, beta2, weight_decay, eps))
+    t = numerics.f32(numerics.f32(step) + 1.0)
+    c1 = numerics.f32(1.0 - numerics.f32(numerics.power(b1, t)))
+    c2 = numerics.f32(_square_root(numerics.f32(1.0 - numerics.f32(numerics.power(b2, t)))))
     return (
-        d.f32(1.0 - b1),
-        d.f32(1.0 - b2),
-        d.f32(_quotient(d.f32(-lr * c2), c1)),
-        d.f32(eps * c2),
-        d.f32(1.0 - d.f32(lr * wd)) if wd > 0 else 1.0,
+        numerics.f32(1.0 - b1),
+        numerics.f32(1.0 - b2),
+        numerics.f32(_quotient(numerics.f32(-lr * c2), c1)),
+        numerics.f32(eps * c2),
+        numerics.f32(1.0 - numerics.f32(lr * wd)) if wd > 0 else 1.0,
     )
 
 
@@ -405,121 +365,33 @@ def _quotient(a: float, b: float) -> float:
     return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
-# ---- CPU ----
+# ---- what is not plain ----
 
 
-class Row(_core.Struct, c_name="anyfuse_apply_adam_w_quant_row"):
-    _fields_ = [
-        ("numel", _core.i64),
-        ("grad", _core.pointer),
-        ("var", _core.pointer),
-        ("m", _core.pointer),
-        ("v", _core.pointer),
-        ("absmax_m", _core.pointer),
-        ("absmax_v", _core.pointer),
-        ("step", _core.i64),
-        ("grad_dtype", _core.i32),
-        ("var_dtype", _core.i32),
-        ("s", _core.pointer),
-        ("s_dtype", _core.i32),
-        ("state_bits", _core.i32),
-        ("seed", _core.u32),
-        ("reserved", _core.i32),
-    ]
-
-
-class Params(_core.Struct, c_name="anyfuse_apply_adam_w_quant_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("row_size", _core.size),
-        ("rows", _core.pointer),
-        ("count", _core.i64),
-        ("qmap_m", _core.pointer),
-        ("qmap_v", _core.pointer),
-        ("block_size", _core.i64),
-        ("lr", _core.f64),
-        ("beta1", _core.f64),
-        ("beta2", _core.f64),
-        ("weight_decay", _core.f64),
-        ("eps", _core.f64),
-        ("gnorm_scale", _core.f64),
-        ("grad_scale", _core.f64),
-        ("convention", _core.i32),
-        ("maximize", _core.i32),
-        ("skip_nonfinite", _core.i32),
-        ("nonzero_v", _core.i32),
-        ("threads", _core.i32),
-        ("stochastic_rounding", _core.i32),
-        ("ema_decay", _core.f64),
-    ]
-
-
-_native = _core.function("apply_adam_w_quant", Params)
-
-
-def _cpu(call: Call) -> None:
+def _general(call: Call) -> None:
     check(call)
     call.check_memory()
-    qmap_m, qmap_v = d.contiguous((call.qmap_m, call.qmap_v))
-    steps = d.step_values(call.step, len(call.var))
-    check_values(qmap_m, qmap_v, steps, call.convention)
-    if call.found_inf is not None and float(call.found_inf) != 0.0:
+    qmap_m, qmap_v = memory.contiguous((call.qmap_m, call.qmap_v))
+    check_values(qmap_m, qmap_v, list(map(int, call.step)), call.convention)
+    if checks.is_skipped(call):
         return
-    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
-    scale = d.grad_scale_value(call.grad_scale)
-    var_, m_, v_, absmax_m_, absmax_v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
-    seeds = call.stochastic_rounding or [0] * len(var_)
+    call = checks.with_numbers(call)
     if use_reference():
-        for i, now in enumerate(steps):
-            results = reference(
-                var_[i], call.grad[i], m_[i], v_[i], qmap_m, qmap_v, absmax_m_[i], absmax_v_[i], now,
-                lr=lr, beta1=call.beta1, beta2=call.beta2, weight_decay=call.weight_decay, eps=call.eps,
-                gnorm_scale=call.gnorm_scale, block_size=call.block_size, convention=call.convention,
-                skip_nonfinite=call.skip_nonfinite, nonzero_v=call.nonzero_v,
-                unscale=_quotient(-1.0 if call.maximize else 1.0, scale), s=s_[i] if s_ else None,
-                ema_decay=call.ema_decay, seed=seeds[i] if call.stochastic_rounding else None,
-            )  # fmt: skip
-            d.assign([tensors[i] for tensors in worked_on if tensors], results)
+        memory.assign(call.updated, [reference(call, i) for i in range(len(call.var))])
     else:
-        grad_ = d.contiguous(call.grad)  # kept until the call is over
-        rows = _core.array(
-            Row,
-            list(
-                zip(
-                    map(Tensor.numel, var_),
-                    *(map(Tensor.data_ptr, tensors) for tensors in (grad_, var_, m_, v_, absmax_m_, absmax_v_)),
-                    steps,
-                    d.dtype_numbers(grad_),
-                    d.dtype_numbers(var_),
-                    map(Tensor.data_ptr, s_) if s_ else repeat(0, len(var_)),
-                    d.dtype_numbers(s_) if s_ else repeat(0, len(var_)),
-                    (8 if moment.dtype == torch.uint8 else 32 for moment in m_),
-                    seeds,
-                    repeat(0, len(var_)),
-                    strict=True,
-                )
-            ),
-        )
-        _native(
-            Params(
-                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                qmap_m.data_ptr(), qmap_v.data_ptr(), call.block_size,
-                lr, call.beta1, call.beta2, call.weight_decay, call.eps, call.gnorm_scale, scale,
-                _core.CONVENTIONS[call.convention], call.maximize, call.skip_nonfinite, call.nonzero_v,
-                torch.get_num_threads(), bool(call.stochastic_rounding), call.ema_decay,
-            )
-        )  # fmt: skip
-    d.write_back(*zip(call.updated, worked_on, strict=True))
+        worked_on = memory.with_contiguous(call)
+        _native(*worked_on)
+        memory.write_back_all(call.updated, worked_on.updated)
 
 
-_op = d.define(SCHEMA, Call, _cpu, check)
+_list, _one = define("apply_adam_w_quant_", Call, _general, check)
+_native = torch.ops.anyfuse.apply_adam_w_quant_.default
 
 
 register(
     OpSpec(
         name="apply_adam_w_quant",
         function=apply_adam_w_quant_,
-        schema=SCHEMA,
         document="aclnnApplyAdamWQuant",
         summary="AdamW with 8-bit moments, scaled block by block",
         in_place=("var", "m", "v", "absmax_m", "absmax_v", "s"),

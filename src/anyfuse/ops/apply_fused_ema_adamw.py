@@ -22,29 +22,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
-from . import _dispatch as d
+from .._soc import Profiles, restricted
+from . import _checks as checks
+from . import _memory as memory
+from . import _numerics as numerics
+from ._record import Convention, Updated
+from ._register import define
 from ._rounding import rounded, seeds_of
 
-SCHEMA = (
-    "apply_fused_ema_adamw_(Tensor[] grad, Tensor(a!)[] var, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] s, "
-    "Tensor[] step, float lr, float ema_decay, float beta1, float beta2, float eps, int adam_mode, "
-    "bool bias_correction, float weight_decay, str convention, Tensor? lr_tensor, Tensor? grad_scale, "
-    "Tensor? found_inf, bool maximize, int[]? stochastic_rounding) -> ()"
-)
+RETURNS = "()"
 
 
 class Call(NamedTuple):
     """The schema's arguments."""
 
     grad: list[Tensor]
-    var: list[Tensor]
-    m: list[Tensor]
-    v: list[Tensor]
-    s: list[Tensor]
+    var: Updated[list[Tensor]]
+    m: Updated[list[Tensor]]
+    v: Updated[list[Tensor]]
+    s: Updated[list[Tensor]]
     step: list[Tensor]
     lr: float
     ema_decay: float
@@ -54,12 +52,15 @@ class Call(NamedTuple):
     adam_mode: int
     bias_correction: bool
     weight_decay: float
-    convention: str
+    convention: Convention
     lr_tensor: Tensor | None
     grad_scale: Tensor | None
     found_inf: Tensor | None
     maximize: bool
     stochastic_rounding: list[int] | None
+    correction1: Tensor | None = None
+    correction2: Tensor | None = None
+    weight_decay_tensor: Tensor | None = None
 
     @property
     def updated(self) -> tuple[list[Tensor], ...]:
@@ -67,22 +68,10 @@ class Call(NamedTuple):
 
     def check_memory(self) -> None:
         """Refuses in-place tensors that share an element with another argument."""
-        d.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
+        memory.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
 
 
-PROFILES = Profiles(
-    "apply_fused_ema_adamw",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"var": d.FLOATS},
-            one_dtype=("var", "grad", "m", "v", "s"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"maximize": (False,)},
-            absent=("grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_fused_ema_adamw")
 
 
 def apply_fused_ema_adamw_(
@@ -143,39 +132,33 @@ def apply_fused_ema_adamw_(
         >>> var
         tensor([0.9000, 0.9000, 0.9000, 0.9000])
     """
-    given = {"grad": grad, "var": var, "m": m, "v": v, "s": s}
-    lists = [d.as_list(name, value, var, "var") for name, value in given.items()]
-    lr_tensor = lr if isinstance(lr, Tensor) else None
-    _op(
-        *lists,
-        d.step_list(step, len(lists[0])),
-        0.0 if lr_tensor is not None else lr,
-        ema_decay,
-        beta1,
-        beta2,
-        eps,
-        mode,
-        bias_correction,
-        weight_decay,
-        convention_or_default(convention),
-        lr_tensor,
-        grad_scale,
-        found_inf,
-        maximize,
-        seeds_of(stochastic_rounding, len(lists[0])),
-    )
+    lr_number, lr_tensor = (0.0, lr) if isinstance(lr, Tensor) else (lr, None)
+    convention = convention_or_default(convention)
+    if isinstance(var, Tensor):
+        _one(
+            grad, var, m, v, s, step if isinstance(step, Tensor) else checks.one_step(step), lr_number, ema_decay,
+            beta1, beta2, eps, mode, bias_correction, weight_decay, convention, lr_tensor, grad_scale, found_inf,
+            maximize, None if stochastic_rounding is None else seeds_of(stochastic_rounding, 1), None, None, None,
+        )  # fmt: skip
+    else:
+        lists = checks.lists_like(var, grad=grad, var=var, m=m, v=v, s=s)
+        _list(
+            *lists, checks.step_list(step, len(var)), lr_number, ema_decay, beta1, beta2, eps, mode, bias_correction,
+            weight_decay, convention, lr_tensor, grad_scale, found_inf, maximize,
+            seeds_of(stochastic_rounding, len(var)), None, None, None,
+        )  # fmt: skip
     return var, m, v, s
 
 
 def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     mode, count = call.adam_mode, len(call.var)
-    d.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
-    d.check_tensor_lists({name: getattr(call, name) for name in ("var", "grad", "m", "v", "s")}, d.FLOATS)
-    d.check_steps(call.step, count)
-    d.check_scalar("lr", call.lr_tensor)
-    d.check_scalar("grad_scale", call.grad_scale)
-    d.check_scalar("found_inf", call.found_inf)
+    checks.require(mode in (0, 1), f"mode is {mode}; accepted: 0 (Adam with L2) or 1 (AdamW)")
+    checks.check_tensor_lists({name: getattr(call, name) for name in ("var", "grad", "m", "v", "s")}, checks.FLOATS)
+    checks.check_steps(call.step, count)
+    checks.check_scalar("lr", call.lr_tensor)
+    checks.check_scalar("grad_scale", call.grad_scale)
+    checks.check_scalar("found_inf", call.found_inf)
     seeds_of(call.stochastic_rounding, count)
     if restricted():
         PROFILES.check(**call._asdict())
@@ -184,38 +167,20 @@ def check(call: Call) -> None:
 # ---- reference ----
 
 
-def reference(
-    grad: Tensor,
-    var: Tensor,
-    m: Tensor,
-    v: Tensor,
-    s: Tensor,
-    step: int,
-    *,
-    lr: float,
-    ema_decay: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    mode: int,
-    bias_correction: bool,
-    weight_decay: float,
-    convention: str,
-    grad_factor: float = 1.0,
-    seed: int | None = None,
-    corrections: tuple[float, float] = (0.0, 0.0),
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One tensor's step, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
-    device = convention == "device"
-    g, p, m_old, v_old, s_old = (d.real(tensor) for tensor in (grad, var, m, v, s))
-    b1, b2, decay, wd = d.f32(beta1), d.f32(beta2), d.f32(ema_decay), d.f32(weight_decay)
-    rest1, rest2, rest = (d.f32(1.0 - (d.f32(x) if device else x)) for x in (beta1, beta2, ema_decay))
-    c1, c2 = (d.f32(c or 1.0 - d.f32(d.power(b, step))) for b, c in zip((b1, b2), corrections, strict=True))
-    if not bias_correction:
+def reference(call: Call, i: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The step of tensor i, as new tensors (var, m, v, s) in the dtypes given. The definition of the numbers."""
+    real, f32, device = numerics.real, numerics.f32, call.convention == "device"
+    g, p, m_old, v_old, s_old = (real(t[i]) for t in (call.grad, call.var, call.m, call.v, call.s))
+    step = int(checks.entry(call.step, i))
+    b1, b2, decay, wd = f32(call.beta1), f32(call.beta2), f32(call.ema_decay), f32(call.weight_decay)
+    rest1, rest2, rest = (f32(1.0 - (f32(x) if device else x)) for x in (call.beta1, call.beta2, call.ema_decay))
+    given = (0.0 if c is None else float(c) for c in (call.correction1, call.correction2))
+    c1, c2 = (f32(c or 1.0 - f32(numerics.power(b, step))) for b, c in zip((b1, b2), given, strict=True))
+    if not call.bias_correction:
         c1 = c2 = 1.0
 
-    g = g * d.f32(grad_factor)
-    if mode == 0:
+    g = g * f32(checks.grad_factor(call))
+    if call.adam_mode == 0:
         g = g + wd * p
     m_new = b1 * m_old + rest1 * g
     v_new = b2 * v_old + ((g * g) * rest2 if device else rest2 * g * g)
@@ -224,121 +189,43 @@ def reference(
         m_hat, v_hat = m_new * (one / c1), v_new * (one / c2)
     else:
         m_hat, v_hat = m_new / torch.tensor(c1, dtype=g.dtype), v_new / torch.tensor(c2, dtype=g.dtype)
-    update = m_hat / (d.correctly_rounded_sqrt(v_hat) + d.f32(eps))
-    if mode == 1:
+    update = m_hat / (numerics.correctly_rounded_sqrt(v_hat) + f32(call.eps))
+    if call.adam_mode == 1:
         update = update + wd * p
-    p_new = p - d.f32(lr) * update
+    p_new = p - f32(call.lr) * update
     s_new = decay * s_old + rest * p_new
-    p_new, s_new = (rounded(x, like.dtype, seed, step, i) for i, (x, like) in enumerate(((p_new, var), (s_new, s))))
-    return p_new, m_new.to(m.dtype), v_new.to(v.dtype), s_new
+    p_new = rounded(p_new, call.var[i].dtype, call.stochastic_rounding, i, step, 0)
+    s_new = rounded(s_new, call.s[i].dtype, call.stochastic_rounding, i, step, 1)
+    return p_new, m_new.to(call.m[i].dtype), v_new.to(call.v[i].dtype), s_new
 
 
-# ---- CPU ----
+# ---- what is not plain ----
 
 
-class Row(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_row"):
-    _fields_ = [
-        ("numel", _core.i64),
-        ("grad", _core.pointer),
-        ("var", _core.pointer),
-        ("m", _core.pointer),
-        ("v", _core.pointer),
-        ("s", _core.pointer),
-        ("step", _core.i64),
-        ("grad_dtype", _core.i32),
-        ("var_dtype", _core.i32),
-        ("m_dtype", _core.i32),
-        ("v_dtype", _core.i32),
-        ("s_dtype", _core.i32),
-        ("seed", _core.u32),
-    ]
-
-
-class Params(_core.Struct, c_name="anyfuse_apply_fused_ema_adamw_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("row_size", _core.size),
-        ("rows", _core.pointer),
-        ("count", _core.i64),
-        ("lr", _core.f64),
-        ("ema_decay", _core.f64),
-        ("beta1", _core.f64),
-        ("beta2", _core.f64),
-        ("eps", _core.f64),
-        ("weight_decay", _core.f64),
-        ("grad_scale", _core.f64),
-        ("mode", _core.i32),
-        ("bias_correction", _core.i32),
-        ("convention", _core.i32),
-        ("maximize", _core.i32),
-        ("threads", _core.i32),
-        ("stochastic_rounding", _core.i32),
-        ("correction1", _core.f64),
-        ("correction2", _core.f64),
-    ]
-
-
-_native = _core.function("apply_fused_ema_adamw", Params)
-number = d.NUMBERS
-
-
-def _cpu(call: Call) -> None:
+def _general(call: Call) -> None:
     check(call)
     call.check_memory()
-    run(call)
-
-
-def run(call: Call, corrections: tuple[float, float] = (0.0, 0.0)) -> None:
-    """A step on the CPU of a call that is checked already. `corrections` that are not 0 stand for 1 - beta1^step and
-    1 - beta2^step."""
-    if call.found_inf is not None and float(call.found_inf) != 0.0:
+    if checks.is_skipped(call):
         return
-    steps = d.step_values(call.step, len(call.var))
-    lr = call.lr if call.lr_tensor is None else float(call.lr_tensor)
-    scale = d.grad_scale_value(call.grad_scale)
-    seeds = call.stochastic_rounding or [0] * len(call.var)
-    var_, m_, v_, s_ = worked_on = [d.contiguous(tensors) for tensors in call.updated]
+    call = checks.with_numbers(call)
+    if call.weight_decay_tensor is not None:
+        call = call._replace(weight_decay=float(call.weight_decay_tensor), weight_decay_tensor=None)
     if use_reference():
-        for i, now in enumerate(steps):
-            results = reference(
-                call.grad[i], var_[i], m_[i], v_[i], s_[i], now,
-                lr=lr, ema_decay=call.ema_decay, beta1=call.beta1, beta2=call.beta2, eps=call.eps, mode=call.adam_mode,
-                bias_correction=call.bias_correction, weight_decay=call.weight_decay, convention=call.convention,
-                grad_factor=(-1.0 if call.maximize else 1.0) / scale,
-                seed=seeds[i] if call.stochastic_rounding else None, corrections=corrections,
-            )  # fmt: skip
-            d.assign([tensors[i] for tensors in worked_on], results)
+        memory.assign(call.updated, [reference(call, i) for i in range(len(call.var))])
     else:
-        grad_ = d.contiguous(call.grad)  # kept until the call is over
-        rows = _core.array(
-            Row,
-            [
-                (
-                    p.numel(), g.data_ptr(), p.data_ptr(), a.data_ptr(), b.data_ptr(), e.data_ptr(), now,
-                    number[g.dtype], number[p.dtype], number[a.dtype], number[b.dtype], number[e.dtype], seed,
-                )
-                for g, p, a, b, e, now, seed in zip(grad_, var_, m_, v_, s_, steps, seeds, strict=True)
-            ],
-        )  # fmt: skip
-        _native(
-            Params(
-                _core.sizeof(Params), _core.sizeof(Row), _core.addressof(rows), len(steps),
-                lr, call.ema_decay, call.beta1, call.beta2, call.eps, call.weight_decay, scale,
-                call.adam_mode, call.bias_correction, _core.CONVENTIONS[call.convention], call.maximize,
-                torch.get_num_threads(), bool(call.stochastic_rounding), *corrections,
-            )
-        )  # fmt: skip
-    d.write_back(*zip(call.updated, worked_on, strict=True))
+        worked_on = memory.with_contiguous(call)
+        _native(*worked_on)
+        memory.write_back_all(call.updated, worked_on.updated)
 
 
-_op = d.define(SCHEMA, Call, _cpu, check)
+_list, _one = define("apply_fused_ema_adamw_", Call, _general, check)
+_native = torch.ops.anyfuse.apply_fused_ema_adamw_.default
 
 
 register(
     OpSpec(
         name="apply_fused_ema_adamw",
         function=apply_fused_ema_adamw_,
-        schema=SCHEMA,
         document="npu_apply_fused_ema_adamw",
         summary="AdamW and an EMA of the weights in one pass",
         in_place=("var", "m", "v", "s"),

@@ -48,20 +48,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
-from . import _dispatch as d
+from .._soc import Profiles, restricted
+from . import _checks as checks
+from . import _memory as memory
+from . import _numerics as numerics
+from ._record import Convention, Perhaps, Updated
+from ._register import define
 from ._rounding import rounded, seeds_of
 
-SCHEMA = (
-    "lazy_adam_(Tensor[] gradient, Tensor?[] indices, Tensor(a!)[] m, Tensor(b!)[] v, Tensor(c!)[] var, "
-    "Tensor(d!)[] row_step, Tensor[] lr, Tensor[] step, Tensor? grad_scale, Tensor? found_inf, float beta1, "
-    "float beta2, float epsilon, bool assume_unique, str convention, str bias_correction, str eps_mode, "
-    "float weight_decay, str decay_mode, bool refuse_negative, int? padding_idx, bool maximize, "
-    "int[]? stochastic_rounding) -> ()"
-)
+RETURNS = "()"
+
+Correction = Literal["none", "global", "row"]  # numbered as in the C API, as the others
+EpsMode = Literal["inside", "outside"]
+DecayMode = Literal["touched", "catch_up"]
 
 
 class Call(NamedTuple):
@@ -69,27 +70,28 @@ class Call(NamedTuple):
 
     gradient: list[Tensor]
     indices: list[Tensor | None]
-    m: list[Tensor]
-    v: list[Tensor]
-    var: list[Tensor]
-    row_step: list[Tensor]
-    lr: list[Tensor]
-    step: list[Tensor]
+    m: Updated[list[Tensor]]
+    v: Updated[list[Tensor]]
+    var: Updated[list[Tensor]]
+    row_step: Perhaps[Updated[list[Tensor]]]
+    lr: float
+    lr_tensor: Perhaps[list[Tensor]]
+    step: Perhaps[list[Tensor]]
     grad_scale: Tensor | None
     found_inf: Tensor | None
     beta1: float
     beta2: float
     epsilon: float
     assume_unique: bool
-    convention: str
-    bias_correction: str
-    eps_mode: str
+    convention: Convention
+    bias_correction: Correction
+    eps_mode: EpsMode
     weight_decay: float
-    decay_mode: str
+    decay_mode: DecayMode
     refuse_negative: bool
     padding_idx: int | None
     maximize: bool
-    stochastic_rounding: Sequence[int] | None
+    stochastic_rounding: list[int] | None
 
     @property
     def counts_rows(self) -> bool:
@@ -104,6 +106,11 @@ class Call(NamedTuple):
         return ids < 0 if self.padding_idx is None else (ids < 0) | (ids == self.padding_idx)
 
     @property
+    def rates(self) -> list[Tensor]:
+        """The learning rates: one for all tables, or one for each."""
+        return self.lr_tensor or [torch.full((1,), self.lr, dtype=torch.float64)]
+
+    @property
     def updated(self) -> tuple[list[Tensor], ...]:
         return self.m, self.v, self.var, self.row_step
 
@@ -116,7 +123,7 @@ class Call(NamedTuple):
         """Refuses in-place tensors that share an element with another argument."""
         given = [ids for ids in self.indices if ids is not None]
         in_place = zip(("m", "v", "var", "row_step"), self.updated, strict=True)
-        d.check_memory(in_place, (("gradient", self.gradient), ("indices", given)))
+        memory.check_memory(in_place, (("gradient", self.gradient), ("indices", given)))
 
 
 IDS = (torch.int32, torch.int64)
@@ -127,26 +134,11 @@ DECAY_MODES = ("touched", "catch_up")
 NO_PADDING = -(2**63)
 PADDING_OF_EXCERPT = -1
 STATE = (torch.float32,)
-SMALLEST_EPSILON = d.f32(1e-8)
+SMALLEST_EPSILON = numerics.f32(1e-8)
 
 _MASK = torch.empty(0, dtype=torch.bool)  # stands for all rows where products are asked
 
-PROFILES = Profiles(
-    "lazy_adam",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
-            multiples={"dim": 8},
-            values={
-                "bias_correction": ("none",),
-                "weight_decay": (0.0,),
-                "maximize": (False,),
-                "refuse_negative": (False,),
-            },
-            absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("lazy_adam")
 
 
 def lazy_adam_(
@@ -196,8 +188,8 @@ def lazy_adam_(
         assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
             they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
             right, and no other memory is touched.
-        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
-            default `ANYFUSE_CONVENTION`.
+        convention: "device" (1 - beta from beta in fp32, as the document's own test flow and the NPU have it) or
+            "formula" (1 - beta rounded once); default `ANYFUSE_CONVENTION`, and "device" where it is not set.
         row_step: counts of the rows, (rows,) int32, updated: for `bias_correction="row"` and `decay_mode="catch_up"`.
         step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each table.
             Needed for `bias_correction="global"`, `decay_mode="catch_up"` and `stochastic_rounding`.
@@ -231,40 +223,31 @@ def lazy_adam_(
                 [0.9968, 0.9968],
                 [1.0000, 1.0000]])
     """
-    given = {"gradient": gradient, "m": m, "v": v, "var": var}
-    gradients, m_, v_, var_ = (d.as_list(name, value, var, "var") for name, value in given.items())
-    _op(
-        gradients,
-        _indices_list(indices, var),
-        m_,
-        v_,
-        var_,
-        [] if row_step is None else d.as_list("row_step", row_step, var, "var"),
-        _lr_list(lr, len(var_)),
-        [] if step is None else d.step_list(step, len(var_)),
-        grad_scale,
-        found_inf,
-        beta1,
-        beta2,
-        epsilon,
-        assume_unique,
-        convention_or_default(convention),
-        _correction(bias_correction),
-        eps_mode,
-        weight_decay,
-        decay_mode,
-        refuse_negative,
-        _padding(padding_idx),
+    lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(var))
+    options = (
+        grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention, "device"),
+        _correction(bias_correction), eps_mode, weight_decay, decay_mode, refuse_negative, _padding(padding_idx),
         maximize,
-        seeds_of(stochastic_rounding, len(var_)),
-    )
+    )  # fmt: skip
+    if isinstance(var, Tensor):
+        rate, number = lr_tensors[0] if lr_tensors else None, None if step is None else checks.one_step(step)
+        _one(
+            gradient, indices, m, v, var, row_step, lr_number, rate, number, *options,
+            seeds_of(stochastic_rounding, 1),
+        )  # fmt: skip
+    else:
+        gradients, m_, v_, tables = checks.lists_like(var, gradient=gradient, m=m, v=v, var=var)
+        _list(
+            gradients, _indices_list(indices, tables), m_, v_, tables,
+            [] if row_step is None else checks.lists_like(var, row_step=row_step)[0], lr_number, lr_tensors,
+            [] if step is None else checks.step_list(step, len(tables)), *options,
+            seeds_of(stochastic_rounding, len(tables)),
+        )  # fmt: skip
     return m, v, var
 
 
-def _indices_list(indices: Any, var: Any) -> list[Tensor | None]:
+def _indices_list(indices: Any, var: Sequence[Tensor]) -> list[Tensor | None]:
     """`indices` as a list with one for each table; None stands for all rows."""
-    if isinstance(var, Tensor):
-        return [None] if indices is None else list(d.as_list("indices", indices, var, "var"))
     if not isinstance(indices, (list, tuple)):
         raise TypeError(f"indices is a {type(indices).__name__}; accepted: a list of tensors and None, as var is one")
     if len(indices) != len(var):
@@ -288,45 +271,53 @@ def _correction(value: Any) -> str:
     return "none" if value is False else value
 
 
-def _lr_list(lr: Any, count: int) -> list[Tensor]:
-    """`lr` as one-element tensors: one for all tables, or one for each."""
-    values = list(lr) if isinstance(lr, (list, tuple)) else [lr]
-    if isinstance(lr, (list, tuple)) and len(values) != count:
-        raise ValueError(f"lr has {len(values)} entries; accepted: one for all tables, or {count}")
-    for value in values:
-        if not isinstance(value, (float, int, Tensor, torch.SymFloat)):
-            raise TypeError(f"lr is a {type(value).__name__}; accepted: a number, a one-element float tensor or a list")
-        if isinstance(value, int) and not -(2**1023) <= value < 2**1023:
-            raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
-    values = [float(value) if isinstance(value, int) else value for value in values]
-    return [value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float64) for value in values]
+def _rates(lr: Any, count: int) -> tuple[float, list[Tensor]]:
+    """`lr` as one number for all tables, or as one-element tensors: one for all, or one for each."""
+    if isinstance(lr, (list, tuple)):
+        checks.require(len(lr) == count, f"lr has {len(lr)} entries; accepted: one for all tables, or {count}")
+        return 0.0, [x if isinstance(x, Tensor) else torch.full((1,), _rate(x), dtype=torch.float64) for x in lr]
+    if isinstance(lr, Tensor):
+        return 0.0, [lr]
+    rate = _rate(lr)
+    # Of no tables: the dispatcher finds the device by a tensor.
+    return rate, [] if count else [torch.full((1,), rate, dtype=torch.float64)]
+
+
+def _rate(lr: Any) -> float:
+    if not isinstance(lr, (float, int, torch.SymFloat)):
+        raise TypeError(f"lr is a {type(lr).__name__}; accepted: a number, a one-element float tensor or a list")
+    if isinstance(lr, int) and not -(2**1023) <= lr < 2**1023:
+        raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
+    return lr if isinstance(lr, torch.SymFloat) else float(lr)  # type: ignore[return-value]
 
 
 def check(call: Call) -> None:
     """Refuses dtypes, shapes and attributes; looks at no value and no address."""
     check_options(call, bool(call.row_step), bool(call.step))
-    var, lr = call.var, call.lr
+    var, lr = call.var, call.lr_tensor
     for name in ("gradient", "indices", "m", "v"):
         count = len(getattr(call, name))
-        d.require(count == len(var), f"{name} has {count} tensors; accepted: {len(var)}, as many as var")
+        checks.require(count == len(var), f"{name} has {count} tensors; accepted: {len(var)}, as many as var")
     for g, ids, m, v, table in zip(call.gradient, call.indices, call.m, call.v, var, strict=True):
-        d.require_tensor("var", table, d.FLOATS)
-        d.require(table.dim() == 2, f"var has shape {tuple(table.shape)}; accepted: (rows, dim)")
+        checks.require_tensor("var", table, checks.FLOATS)
+        checks.require(table.dim() == 2, f"var has shape {tuple(table.shape)}; accepted: (rows, dim)")
         for name, state in (("m", m), ("v", v)):
-            d.require_tensor(name, state, STATE)
-            d.require_shape(name, state, table.shape, "var")
-        d.require_tensor("gradient", g, d.FLOATS)
-        d.require_shape("gradient", g, (check_indices(ids, table), table.shape[1]), "indices and the rows of var")
+            checks.require_tensor(name, state, STATE)
+            checks.require_shape(name, state, table.shape, "var")
+        checks.require_tensor("gradient", g, checks.FLOATS)
+        checks.require_shape("gradient", g, (check_indices(ids, table), table.shape[1]), "indices and the rows of var")
     for counts, table in zip(call.row_step, var, strict=bool(call.row_step)):
-        d.require_tensor("row_step", counts, (torch.int32,))
-        d.require_shape("row_step", counts, table.shape[:1], "the rows of var")
-    d.require(len(lr) in (1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
+        checks.require_tensor("row_step", counts, (torch.int32,))
+        checks.require_shape("row_step", counts, table.shape[:1], "the rows of var")
+    checks.require(
+        len(lr) in (0, 1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}"
+    )
     for value in lr:
-        d.check_scalar("lr", value)
+        checks.check_scalar("lr", value)
     if call.step:
-        d.check_steps(call.step, len(var))
-    d.check_scalar("grad_scale", call.grad_scale)
-    d.check_scalar("found_inf", call.found_inf)
+        checks.check_steps(call.step, len(var))
+    checks.check_scalar("grad_scale", call.grad_scale)
+    checks.check_scalar("found_inf", call.found_inf)
     if restricted():
         indices = [_MASK if ids is None else ids for ids in call.indices]
         dims = [table.shape[1] for table in var]
@@ -337,29 +328,33 @@ def check_indices(ids: Tensor | None, table: Tensor) -> int:
     """Refuses ids and masks of a wrong kind; returns how many rows the gradient has."""
     if ids is None:
         return table.shape[0]
-    d.require_tensor("indices", ids, INDICES)
+    checks.require_tensor("indices", ids, INDICES)
     if ids.dtype == torch.bool:
-        d.require_shape("indices (a mask)", ids, table.shape[:1], "the rows of var")
+        checks.require_shape("indices (a mask)", ids, table.shape[:1], "the rows of var")
     flat = ids.dim() == 1 or (ids.dim() == 2 and ids.shape[1] == 1)
-    d.require(flat, f"indices has shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
+    checks.require(flat, f"indices has shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
     return ids.shape[0]
 
 
 def check_options(call: Call, row_step: bool, step: bool) -> None:
     """Refuses numbers and choices, and what they need and is not given (`row_step`, `step`: whether they are)."""
     accepted = "a magnitude of at least 1e-8"
-    d.require(abs(d.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}")
+    checks.require(
+        abs(numerics.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}"
+    )
     for name, value, choices in (("eps_mode", call.eps_mode, EPS_MODES), ("decay_mode", call.decay_mode, DECAY_MODES)):
-        d.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
+        checks.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
     both = call.bias_correction == "row" and call.decay_mode == "catch_up"
     one = "accepted: one of them, a row has one count"
-    d.require(not both, f"bias_correction is 'row' beside decay_mode 'catch_up'; {one}")
+    checks.require(not both, f"bias_correction is 'row' beside decay_mode 'catch_up'; {one}")
     padding = call.padding_idx
     needs = "bias_correction='row' or decay_mode='catch_up'"
-    d.require(row_step or not call.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
-    d.require(call.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
-    d.require(step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it")
-    d.require(
+    checks.require(row_step or not call.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
+    checks.require(call.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
+    checks.require(
+        step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it"
+    )
+    checks.require(
         call.refuse_negative or padding is None, f"padding_idx is {padding}; accepted: None without refuse_negative"
     )
 
@@ -383,7 +378,7 @@ def check_step_values(steps: Sequence[int], call: Call) -> None:
     """Refuses numbers that no step has."""
     highest = 2**31 - 1 if call.decay_mode == "catch_up" else 2**63 - 1
     for step in steps if call.needs_step else ():
-        d.require(1 <= step <= highest, f"step is {step}; accepted: 1 to {highest}")
+        checks.require(1 <= step <= highest, f"step is {step}; accepted: 1 to {highest}")
 
 
 # ---- reference ----
@@ -393,7 +388,7 @@ def sum_by_id(gradient: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """The distinct ids that are not negative, ascending, and the sum of each one's gradients."""
     kept = indices >= 0
     ids, order = indices[kept].sort(stable=True)
-    rows = d.real(gradient[kept][order])
+    rows = numerics.real(gradient[kept][order])
     ids, counts = ids.unique_consecutive(return_counts=True)
     first = counts.cumsum(0) - counts
     total = rows[first]
@@ -416,7 +411,7 @@ def power(base: float, n: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Exact:
+class Exact:
     """The numbers of a step in double."""
 
     lr: float
@@ -434,7 +429,7 @@ class _Exact:
 
     def at(self, n: int) -> tuple[float, float]:
         lr, epsilon = self.corrected(power(self.call.beta1, n), power(self.call.beta2, n))
-        return -d.f32(lr), d.f32(epsilon)
+        return -numerics.f32(lr), numerics.f32(epsilon)
 
     @property
     def decay(self) -> float:
@@ -452,7 +447,7 @@ def moves_that_count(beta1: float, beta2: float) -> int:
     return moves
 
 
-def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _Exact) -> tuple[Tensor, Tensor, Tensor]:
+def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: Exact) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that were last named at step `last`, after the steps up to `step` - 1."""
     call = exact.call
     skipped = max(step - 1 - last, 0)
@@ -460,14 +455,16 @@ def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: _
         return m, v, var
     moves = min(skipped, moves_that_count(call.beta1, call.beta2)) if last > 0 else 0
     power1, power2, decay1, root_decay = power(call.beta1, last), power(call.beta2, last), 1.0, 1.0
-    root, decay, moved = d.correctly_rounded_sqrt(v.abs()), d.f32(exact.decay), torch.zeros_like(var)
+    root, decay, moved = numerics.correctly_rounded_sqrt(v.abs()), numerics.f32(exact.decay), torch.zeros_like(var)
     for _ in range(moves):
         power1, power2, decay1 = power1 * call.beta1, power2 * call.beta2, decay1 * call.beta1
         root_decay *= np.sqrt(np.float64(call.beta2))
         lr, epsilon = exact.corrected(power1, power2)
-        moved = moved * decay + (m * -d.f32(lr * decay1)) / (root * d.f32(root_decay) + d.f32(epsilon))
-    var = var * d.f32(power(exact.decay, skipped)) + moved * d.f32(power(exact.decay, skipped - moves))
-    return m * d.f32(power(call.beta1, skipped)), v * d.f32(power(call.beta2, skipped)), var
+        moved = moved * decay + (m * -numerics.f32(lr * decay1)) / (
+            root * numerics.f32(root_decay) + numerics.f32(epsilon)
+        )
+    var = var * numerics.f32(power(exact.decay, skipped)) + moved * numerics.f32(power(exact.decay, skipped - moves))
+    return m * numerics.f32(power(call.beta1, skipped)), v * numerics.f32(power(call.beta2, skipped)), var
 
 
 def _for_each_count(counts: Tensor, use: Callable[[int, Tensor], None]) -> None:
@@ -479,35 +476,28 @@ def _for_each_count(counts: Tensor, use: Callable[[int, Tensor], None]) -> None:
 def _named(gradient: Tensor, indices: Tensor | None, call: Call) -> tuple[Tensor, Tensor]:
     """The rows to step, ascending, and the gradient of each."""
     if indices is None:
-        return torch.arange(len(gradient)), d.real(gradient)
+        return torch.arange(len(gradient)), numerics.real(gradient)
     if indices.dtype == torch.bool:
         ids = indices.flatten().nonzero().flatten()
-        return ids, d.real(gradient[ids])
+        return ids, numerics.real(gradient[ids])
     flat = indices.flatten().long()
     return sum_by_id(gradient, torch.where(call.skips(flat), -1, flat))
 
 
-def reference(
-    gradient: Tensor,
-    indices: Tensor | None,
-    m: Tensor,
-    v: Tensor,
-    var: Tensor,
-    row_step: Tensor | None,
-    lr: float,
-    step: int,
-    grad_factor: float,
-    seed: int | None,
-    call: Call,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """One table's step, as new tensors (m, v, var, row_step). The definition of the operator's numbers."""
-    exact = _Exact(lr, call)
-    rest1, rest2 = (d.f32(1.0 - (d.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2))
+def reference(call: Call, i: int) -> tuple[Tensor, ...]:
+    """The step of table i, as new tensors (m, v, var and, where rows are counted, row_step). The definition of the
+    operator's numbers."""
+    gradient, indices, m, v, var = call.gradient[i], call.indices[i], call.m[i], call.v[i], call.var[i]
+    row_step, step = call.row_step[i] if call.row_step else None, int(checks.entry(call.step, i)) if call.step else 0
+    exact = Exact(float(checks.entry(call.rates, i)), call)
+    rest1, rest2 = (
+        numerics.f32(1.0 - (numerics.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2)
+    )
     ids, g = _named(gradient, indices, call)
     if var.shape[1] == 0:
         ids, g = ids[:0], g[:0]  # nothing to step, nothing to count
-    g = g * d.f32(grad_factor)
-    m_old, v_old, var_old = (d.real(tensor[ids]) for tensor in (m, v, var))
+    g = g * numerics.f32(checks.grad_factor(call))
+    m_old, v_old, var_old = (numerics.real(tensor[ids]) for tensor in (m, v, var))
     minus_lr, epsilon = (torch.full((len(ids), 1), value, dtype=g.dtype) for value in exact.at(step))
     counts = None if row_step is None else row_step[ids].clamp(min=0)
     if counts is not None and call.decay_mode == "catch_up":
@@ -526,70 +516,19 @@ def reference(
             minus_lr[rows], epsilon[rows] = (torch.tensor(value, dtype=g.dtype) for value in exact.at(count))
 
         _for_each_count(counts, correct)
-    m_new = m_old * d.f32(call.beta1) + g * rest1
-    v_new = (v_old * d.f32(call.beta2) + (g * g) * rest2).abs()
-    update = (m_new * minus_lr) / (d.correctly_rounded_sqrt(v_new) + epsilon)
-    var_new = d.real(var)
-    var_new = var_new.index_copy(0, ids, var_old * d.f32(exact.decay) + update)
+    m_new = m_old * numerics.f32(call.beta1) + g * rest1
+    v_new = (v_old * numerics.f32(call.beta2) + (g * g) * rest2).abs()
+    update = (m_new * minus_lr) / (numerics.correctly_rounded_sqrt(v_new) + epsilon)
+    var_new = numerics.real(var)
+    var_new = var_new.index_copy(0, ids, var_old * numerics.f32(exact.decay) + update)
     results = m.clone(), v.clone(), var.clone()
     for result, rows in zip(results, (m_new, v_new), strict=False):
         result[ids] = rows.to(result.dtype)
-    results[2][ids] = rounded(var_new, var.dtype, seed, step, 0)[ids]
-    return *results, None if row_step is None else row_step.index_copy(0, ids, counts)  # type: ignore[arg-type]
+    results[2][ids] = rounded(var_new, var.dtype, call.stochastic_rounding, i, step, 0)[ids]
+    return results if row_step is None else (*results, row_step.index_copy(0, ids, counts))  # type: ignore[arg-type]
 
 
-# ---- CPU ----
-
-
-class Row(_core.Struct, c_name="anyfuse_lazy_adam_row"):
-    _fields_ = [
-        ("n", _core.i64),
-        ("rows", _core.i64),
-        ("dim", _core.i64),
-        ("gradient", _core.pointer),
-        ("indices", _core.pointer),
-        ("m", _core.pointer),
-        ("v", _core.pointer),
-        ("var", _core.pointer),
-        ("lr", _core.f64),
-        ("gradient_dtype", _core.i32),
-        ("indices_dtype", _core.i32),
-        ("var_dtype", _core.i32),
-        ("reserved", _core.i32),
-        ("step", _core.i64),
-        ("row_step", _core.pointer),
-        ("padding_idx", _core.i64),
-        ("seed", _core.u32),
-        ("reserved2", _core.i32),
-    ]
-
-
-class Params(_core.Struct, c_name="anyfuse_lazy_adam_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("row_size", _core.size),
-        ("rows", _core.pointer),
-        ("count", _core.i64),
-        ("beta1", _core.f64),
-        ("beta2", _core.f64),
-        ("epsilon", _core.f64),
-        ("assume_unique", _core.i32),
-        ("convention", _core.i32),
-        ("threads", _core.i32),
-        ("reserved", _core.i32),
-        ("weight_decay", _core.f64),
-        ("grad_scale", _core.f64),
-        ("bias_correction", _core.i32),
-        ("eps_outside", _core.i32),
-        ("catch_up", _core.i32),
-        ("refuse_negative", _core.i32),
-        ("maximize", _core.i32),
-        ("stochastic_rounding", _core.i32),
-    ]
-
-
-_native = _core.function("lazy_adam", Params)
-number = d.NUMBERS
+# ---- what is not plain ----
 
 
 class _Excerpt:
@@ -606,7 +545,7 @@ class _Excerpt:
             skipped = call.skips(flat)
             self.ids = flat[~skipped].unique()
             self.gradient = gradient
-            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat))
+            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat.contiguous()))
         self.rows = [tensor[self.ids] for tensor in tensors]
 
     def write_back(self) -> None:
@@ -615,99 +554,54 @@ class _Excerpt:
                 tensor[self.ids] = rows
 
 
-def _cpu(call: Call) -> None:
+def _general(call: Call) -> None:
     check(call)
     call.check_memory()
-    if call.found_inf is not None and float(call.found_inf) != 0.0:
+    if checks.is_skipped(call):
         return
-    count = len(call.var)
-    lrs = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
-    steps = d.step_values(call.step, count) if call.step else [0] * count
-    check_step_values(steps, call)
-    scale = d.grad_scale_value(call.grad_scale)
+    check_step_values(list(map(int, call.step)), call)
+    checks.require_grad_scale(call)
+    check_ids(call)
     if use_reference():
-        check_ids(call)
-        factor, seeds = (-1.0 if call.maximize else 1.0) / scale, call.stochastic_rounding
-        for i, table in enumerate(call.tables):
-            counts, seed = call.row_step[i] if call.row_step else None, seeds[i] if seeds else None
-            m, v, var = table[:3]
-            results = reference(
-                call.gradient[i], call.indices[i], m, v, var, counts, lrs[i], steps[i], factor, seed, call
-            )
-            d.assign(table, [result for result in results if result is not None])
+        memory.assign(call.updated, [reference(call, i) for i in range(len(call.var))])
+    elif all(tensor.is_contiguous() for tables in call.updated for tensor in tables):
+        _native(*memory.with_contiguous(call))
+    elif call.stochastic_rounding:  # the chance of an element depends on its place in the table
+        worked_on = memory.with_contiguous(call)
+        _native(*worked_on)
+        memory.write_back_all(call.updated, worked_on.updated)
     else:
-        _run(call, lrs, steps, scale)
-    d.write_back(*zip(call.updated, call.updated, strict=True))
+        _run_excerpts(call)
 
 
-def params(call: Call, rows: int, count: int, grad_scale: float) -> Params:
-    """The C API's struct of a call whose rows lie at an address."""
-    return Params(
-        _core.sizeof(Params), _core.sizeof(Row), rows, count,
-        call.beta1, call.beta2, call.epsilon, call.assume_unique, _core.CONVENTIONS[call.convention],
-        torch.get_num_threads(), 0, call.weight_decay, grad_scale, CORRECTIONS.index(call.bias_correction),
-        call.eps_mode == "outside", call.decay_mode == "catch_up", call.refuse_negative, call.maximize,
-        bool(call.stochastic_rounding),
+def _run_excerpts(call: Call) -> None:
+    excerpts = [_Excerpt(g, ids, t, call) for g, ids, t in zip(call.gradient, call.indices, call.tables, strict=True)]
+    columns = [list(column) for column in zip(*(excerpt.rows for excerpt in excerpts), strict=True)]
+    m, v, var = columns[:3]
+    worked_on = call._replace(
+        gradient=[excerpt.gradient for excerpt in excerpts],
+        indices=[excerpt.indices for excerpt in excerpts],
+        m=m, v=v, var=var, row_step=columns[3] if call.row_step else [],
+        refuse_negative=False, padding_idx=None,
     )  # fmt: skip
-
-
-def _run(call: Call, lr: list[float], step: list[int], grad_scale: float) -> None:
-    gradient = d.contiguous(call.gradient)  # these are kept until the call is over
-    indices = [None if ids is None else ids.contiguous() for ids in call.indices]
-    given = call.tables
-    tables: list[Sequence[Tensor]] = list(given)
-    excerpts = []
-    seeds = call.stochastic_rounding or [0] * len(tables)
-    padding = [NO_PADDING if call.padding_idx is None else call.padding_idx] * len(tables)
-    for i, table in enumerate(given):
-        if all(tensor.is_contiguous() for tensor in table):
-            continue
-        check_ids(call)
-        if call.stochastic_rounding:  # the chance of an element depends on its place in the table
-            tables[i] = d.contiguous(table)
-        else:
-            excerpt = _Excerpt(gradient[i], indices[i], table, call)
-            excerpts.append(excerpt)
-            gradient[i], indices[i], tables[i] = excerpt.gradient, excerpt.indices, excerpt.rows
-            padding[i] = PADDING_OF_EXCERPT
-    rows = _core.array(
-        Row,
-        [
-            (
-                g.shape[0], table[2].shape[0], table[2].shape[1],
-                g.data_ptr(), 0 if ids is None else ids.data_ptr(), *(tensor.data_ptr() for tensor in table[:3]), lr_,
-                number[g.dtype], number[torch.bool if ids is None else ids.dtype], number[table[2].dtype], 0,
-                now, table[3].data_ptr() if len(table) > 3 else 0, pad, seed, 0,
-            )
-            for g, ids, table, lr_, now, pad, seed in zip(
-                gradient, indices, tables, lr, step, padding, seeds, strict=True
-            )
-        ],
-    )  # fmt: skip
-    try:
-        _native(params(call, _core.addressof(rows), len(tables), grad_scale))
-    except IndexError:
-        check_ids(call)  # says which
-        raise
+    _native(*memory.with_contiguous(worked_on))
     for excerpt in excerpts:
         excerpt.write_back()
-    if call.stochastic_rounding:
-        for table, worked_on in zip(given, tables, strict=True):
-            d.write_back((table, worked_on))
 
 
-_op = d.define(SCHEMA, Call, _cpu, check)
+_list, _one = define("lazy_adam_", Call, _general, check)
+_native = torch.ops.anyfuse.lazy_adam_.default
 
 
 register(
     OpSpec(
         name="lazy_adam",
         function=lazy_adam_,
-        schema=SCHEMA,
         document="LazyAdam",
         summary="Adam for the rows of a table that a step names",
         in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),
         profiles=PROFILES,
+        convention="device",
     )
 )

@@ -23,24 +23,23 @@ A worked example, k = 4, two groups and a row of padding. The first row has the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles
+from .._soc import Profiles
 from ..packed import PackedWeight
-from . import _dispatch as d
+from . import _checks as checks
 from . import quant_matmul_dequant as plain
+from ._record import Convention
+from ._register import define
 
-SCHEMA = (
-    "quant_grouped_matmul_dequant(Tensor x, Tensor weight, Tensor weight_scale, Tensor group_list, Tensor? bias, "
-    "Tensor? x_scale, Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, "
-    "ScalarType? out_dtype, str convention) -> Tensor"
-)
+RETURNS = "Tensor"
+
+QuantMode = Literal["pertoken", "pertensor"]
 
 
 class Call(NamedTuple):
@@ -53,25 +52,14 @@ class Call(NamedTuple):
     bias: Tensor | None
     x_scale: Tensor | None
     smooth_scale: Tensor | None
-    quant_mode: str
+    quant_mode: QuantMode
     transpose_weight: bool
     packed: list[int]
     out_dtype: torch.dtype | None
-    convention: str
+    convention: Convention
 
 
-PROFILES = Profiles(
-    "quant_grouped_matmul_dequant",
-    {
-        ("Ascend310P",): Limits(
-            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
-            ranks={"x": (2, 2), "x_scale": (1, 1), "smooth_scale": (1, 1)},
-            multiples={"n": 16, "k": 16},
-            values={"transpose_weight": (True,)},
-            absent=("bias",),
-        )
-    },
-)
+PROFILES = Profiles("quant_grouped_matmul_dequant")
 
 
 def quant_grouped_matmul_dequant(
@@ -104,7 +92,7 @@ def quant_grouped_matmul_dequant(
         group_list: (G,) int64, the end of each group's rows: ascending (equal ends: an empty group), from 0 to m.
             Always required; by name where weight_scale is left out.
         bias: (G, n) int32, added to the sums before they are scaled.
-        x_scale: the scale of x, ≥ 0: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
+        x_scale: the scale of x: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
             float32, or float16 beside an int64 weight_scale. None: from each row (dynamic; per token only). With int8
             x it is required, per token, and taken as it is: a NaN makes its row NaN.
         x_offset: must be None; there is no asymmetric quantization.
@@ -124,7 +112,7 @@ def quant_grouped_matmul_dequant(
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
         ValueError: shapes that do not fit together, a group_list that descends or ends beyond m, k > 131071, an unknown
-            mode, scales below 0 or NaN in the rows of a group, x_offset given. On a GPU values are not looked at: ends
+            mode, scales that are NaN in the rows of a group, x_offset given. On a GPU values are not looked at: ends
             are brought into [0, m], and a group that descends is empty.
 
     Example:
@@ -136,33 +124,21 @@ def quant_grouped_matmul_dequant(
                 [ 0.5000],
                 [ 0.0000]])
     """
-    weight, weight_scale, packed = plain.taken_apart(x, weight, weight_scale, bias, x_scale, x_offset, smooth_scale)
-    if not isinstance(group_list, Tensor):
-        raise TypeError(f"group_list is a {type(group_list).__name__}; accepted: a tensor")
+    weight, weight_scale, packed = plain.taken_apart(weight, weight_scale, x_offset)
     return _op(
-        x,
-        weight,
-        weight_scale,
-        group_list,
-        bias,
-        x_scale,
-        smooth_scale,
-        quant_mode,
-        transpose_weight,
-        packed,
-        out_dtype,
-        convention_or_default(convention),
-    )
+        x, weight, weight_scale, group_list, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed,
+        out_dtype, convention_or_default(convention),
+    )  # fmt: skip
 
 
 # ---- checks ----
 
 
-def check(call: Call) -> tuple[int, int, int, torch.dtype]:
-    """Refuses what the docstring does not list, values excepted. Returns m, n, k and the output's dtype."""
-    d.require_tensor("group_list", call.group_list, (torch.int64,))
+def check(call: Call) -> torch.dtype:
+    """Refuses what the docstring does not list, values excepted. Returns the output's dtype."""
+    checks.require_tensor("group_list", call.group_list, (torch.int64,))
     shape = tuple(call.group_list.shape)
-    d.require(len(shape) == 1, f"group_list has shape {shape}; accepted: (G,), one end for a group")
+    checks.require(len(shape) == 1, f"group_list has shape {shape}; accepted: (G,), one end for a group")
     return plain.check_product(call, shape, PROFILES)
 
 
@@ -182,81 +158,56 @@ def row_ends(group_list: Tensor, m: int) -> list[int]:
 # ---- reference ----
 
 
-def reference(x: Tensor, call: Call, ends: list[int], n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Each group by the plain operator's reference; x (m, k) are the rows of call.x."""
-    out = torch.zeros(x.shape[0], n, dtype=dtype)
+def reference(call: Call, ends: list[int]) -> Tensor:
+    """Each group by the plain operator's reference."""
+    k = call.x.shape[-1]
+    out = plain.result(call, call.x.dtype if call.out_dtype is None else call.out_dtype).zero_()
+    x, rows = call.x.reshape(call.x.shape[:-1].numel(), k), out.view(-1, out.shape[-1]) if out.numel() else out
     own_smooth = call.smooth_scale is not None and call.smooth_scale.dim() == 2
     for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
         x_scale, smooth_scale = call.x_scale, call.smooth_scale
         if x_scale is not None and call.quant_mode == "pertoken":
             x_scale = x_scale.reshape(-1)[begin:end]
-        out[begin:end] = plain.reference(
+        group = plain.Call(
             x[begin:end],
-            plain.plain_weight(call.weight[i], n, k, call.transpose_weight, bool(call.packed)),
+            call.weight[i],
             call.weight_scale[i],
-            bias=None if call.bias is None else call.bias[i],
-            x_scale=x_scale,
-            smooth_scale=smooth_scale[i] if smooth_scale is not None and own_smooth else smooth_scale,
-            out_dtype=dtype,
-            convention=call.convention,
+            None if call.bias is None else call.bias[i],
+            x_scale,
+            smooth_scale[i] if smooth_scale is not None and own_smooth else smooth_scale,
+            call.quant_mode,
+            call.transpose_weight,
+            call.packed[1:],
+            call.out_dtype,
+            call.convention,
         )
+        if out.numel():
+            rows[begin:end] = plain.reference(group)
     return out
 
 
-# ---- CPU ----
+# ---- what is not plain ----
 
 
-class Params(_core.Struct, c_name="anyfuse_quant_grouped_matmul_dequant_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("matmul", _core.pointer),
-        ("groups", _core.i64),
-        ("group_list", _core.pointer),
-        ("own_smooth_scale", _core.i32),
-        ("reserved", _core.i32),
-    ]
-
-
-_native = _core.function("quant_grouped_matmul_dequant", Params)
-
-
-def _cpu(call: Call) -> Tensor:
-    m, n, k, dtype = check(call)
-    x, x_scale, smooth_scale = call.x, call.x_scale, call.smooth_scale
-    ends = row_ends(call.group_list, m)
-    if x_scale is not None and call.quant_mode == "pertoken":  # of rows that are no group's nothing is looked at
+def _general(call: Call) -> Tensor:
+    check(call)
+    x, x_scale = call.x, call.x_scale
+    ends = row_ends(call.group_list, x.shape[:-1].numel())
+    if x_scale is not None and call.quant_mode == "pertoken":  # rows that are in no group are not read
         x_scale = x_scale.reshape(-1)[: ends[-1] if ends else 0]
     plain.check_values(x, x_scale)
-    if use_reference():
-        return reference(x.reshape(m, k), call, ends, n, k, dtype).reshape(*x.shape[:-1], n)
-    out = torch.empty((*x.shape[:-1], n), dtype=dtype)
-    weight, layout = plain.ready_weight(call.weight, call.transpose_weight, call.packed)
-    ready = d.with_contiguous(call._replace(weight=weight))  # what has copies keeps them until the call is over
-    matmul = plain.native_params(
-        (m, n, k), ready.x, weight, layout, ready.weight_scale, ready.bias, ready.x_scale, ready.smooth_scale, out,
-        call.quant_mode, call.convention,
-    )  # fmt: skip
-    own_smooth = smooth_scale is not None and smooth_scale.dim() == 2
-    groups = ready.group_list
-    _native(
-        Params(_core.sizeof(Params), _core.addressof(matmul), groups.shape[0], groups.data_ptr(), int(own_smooth), 0)
-    )
-    return out
+    return reference(call, ends) if use_reference() else _native(*plain.with_plain_weight(call))
 
 
-def _fake(call: Call) -> Tensor:
-    _, n, _, dtype = check(call)
-    return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
-
-
-_op: Callable[..., Tensor] = d.define(SCHEMA, Call, _cpu, _fake)
+_op: Callable[..., Tensor]
+_op, _ = define("quant_grouped_matmul_dequant", Call, _general, lambda call: plain.result(call, check(call)))
+_native = torch.ops.anyfuse.quant_grouped_matmul_dequant.default
 
 
 register(
     OpSpec(
         name="quant_grouped_matmul_dequant",
         function=quant_grouped_matmul_dequant,
-        schema=SCHEMA,
         document="npu_quant_grouped_matmul_dequant",
         summary="groups of rows quantized to int8, each times int8 weights of its own, back to float",
         outputs=("out",),

@@ -21,24 +21,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from .. import _core
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.blocked import nz_to_nd
 from ..packed import PackedWeight, packed_shape
-from . import _dispatch as d
+from . import _checks as checks
+from . import _memory as memory
+from . import _numerics as numerics
+from ._record import Convention
+from ._register import define
 
-SCHEMA = (
-    "quant_matmul_dequant(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor? x_scale, "
-    "Tensor? smooth_scale, str quant_mode, bool transpose_weight, SymInt[] packed, ScalarType? out_dtype, "
-    "str convention) -> Tensor"
-)
+RETURNS = "Tensor"
+
+QuantMode = Literal["pertoken", "pertensor"]
 
 
 class Call(NamedTuple):
@@ -50,26 +51,16 @@ class Call(NamedTuple):
     bias: Tensor | None
     x_scale: Tensor | None
     smooth_scale: Tensor | None
-    quant_mode: str
+    quant_mode: QuantMode
     transpose_weight: bool
     packed: list[int]
     out_dtype: torch.dtype | None
-    convention: str
+    convention: Convention
 
 
-PROFILES = Profiles(
-    "quant_matmul_dequant",
-    {
-        ("Ascend310P",): Limits(
-            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
-            ranks={"x": (2, 2), "weight_scale": (1, 1), "x_scale": (0, 1)},
-            multiples={"n": 16, "k": 16},
-            values={"transpose_weight": (True,)},
-            absent=("bias",),
-        )
-    },
-)
+PROFILES = Profiles("quant_matmul_dequant")
 
+MODES = get_args(QuantMode)
 MAX_K = 131071  # 131072·128·128 = 2^31 would not fit int32
 
 
@@ -100,7 +91,7 @@ def quant_matmul_dequant(
         weight_scale: (n,) or (1, n), float32; or int64, holding weight_scale·x_scale (`formats.pack_scale_int64`),
             which needs a float16 x_scale and `quant_mode="pertensor"`. A PackedWeight may bring it along instead.
         bias: (n,) int32, added to the sums before they are scaled.
-        x_scale: the scale of x, ≥ 0: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
+        x_scale: the scale of x: per token (m,), (m, 1), or x's leading dimensions; per tensor (1,) or 0-dim.
             float32, or float16 beside an int64 weight_scale. None: from each row (dynamic; per token only). With int8
             x it is required, per token, and taken as it is: a NaN makes its row NaN.
         x_offset: must be None; there is no asymmetric quantization.
@@ -118,7 +109,7 @@ def quant_matmul_dequant(
 
     Raises:
         TypeError: a dtype or a kind of argument that is not accepted.
-        ValueError: shapes that do not fit together, k > 131071, an unknown mode, scales below 0 or NaN, x_offset given.
+        ValueError: shapes that do not fit together, k > 131071, an unknown mode, scales that are NaN, x_offset given.
 
     Example:
         >>> import torch, anyfuse
@@ -126,51 +117,30 @@ def quant_matmul_dequant(
         >>> anyfuse.quant_matmul_dequant(x, weight, torch.tensor([0.5]))
         tensor([[192.2520]])
     """
-    weight, weight_scale, packed = taken_apart(x, weight, weight_scale, bias, x_scale, x_offset, smooth_scale)
-    return _op(
-        x,
-        weight,
-        weight_scale,
-        bias,
-        x_scale,
-        smooth_scale,
-        quant_mode,
-        transpose_weight,
-        packed,
-        out_dtype,
+    weight, weight_scale, packed = taken_apart(weight, weight_scale, x_offset)
+    return product(
+        x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, out_dtype,
         convention_or_default(convention),
-    )
+    )  # fmt: skip
 
 
 # ---- checks: dtypes, shapes and attributes; no value and no address. The grouped operator shares them ----
 
 
-def taken_apart(
-    x: Any, weight: Any, weight_scale: Any, bias: Any, x_scale: Any, x_offset: Any, smooth_scale: Any
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Refuses arguments of another kind. Returns the weight as a tensor, its scale, and a PackedWeight's shape (of a
-    plain weight none)."""
-    d.require(x_offset is None, f"x_offset is a {type(x_offset).__name__}; accepted: None")
-    packed: tuple[int, ...] = ()
-    if isinstance(weight, PackedWeight):
-        packed = weight.shape
-        weight_scale = weight.scale if weight_scale is None else weight_scale
-        weight = weight.data
-    for name, value in (("x", x), ("weight", weight), ("weight_scale", weight_scale)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor")
-    for name, value in (("bias", bias), ("x_scale", x_scale), ("smooth_scale", smooth_scale)):
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor or None")
-    return weight, weight_scale, packed
+def taken_apart(weight: Any, weight_scale: Any, x_offset: Any) -> tuple[Any, Any, tuple[int, ...]]:
+    """The weight as a tensor, its scale, and a PackedWeight's shape (of a plain weight none)."""
+    checks.require(x_offset is None, f"x_offset is a {type(x_offset).__name__}; accepted: None")
+    if not isinstance(weight, PackedWeight):
+        return weight, weight_scale, ()
+    return weight.data, weight.scale if weight_scale is None else weight_scale, weight.shape
 
 
-def check(call: Call) -> tuple[int, int, int, torch.dtype]:
-    """Refuses what the docstring does not list. Returns m, n, k and the output's dtype."""
+def check(call: Call) -> torch.dtype:
+    """Refuses what the docstring does not list. Returns the output's dtype."""
     return check_product(call, (), PROFILES)
 
 
-def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tuple[int, int, int, torch.dtype]:
+def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> torch.dtype:
     """`check` of a record that has the arguments of `Call`. `groups`: what weight, weight_scale and bias have in front
     of their dimensions here, nothing or the number of groups."""
     x, weight, weight_scale, x_scale, smooth_scale = (
@@ -183,9 +153,9 @@ def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tup
     quant_mode, out_dtype = call.quant_mode, call.out_dtype
     if quant_mode not in MODES:
         raise ValueError(f"quant_mode is {quant_mode!r}; accepted: 'pertoken', 'pertensor'")
-    d.require_tensor("x", x, (*d.FLOATS, torch.int8))
-    d.require_tensor("weight", weight, (torch.int8,))
-    d.require_tensor("weight_scale", weight_scale, (torch.float32, torch.int64))
+    checks.require_tensor("x", x, (*checks.FLOATS, torch.int8))
+    checks.require_tensor("weight", weight, (torch.int8,))
+    checks.require_tensor("weight_scale", weight_scale, (torch.float32, torch.int64))
     if x.dim() < 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; accepted: 2 dimensions or more")
     k = x.shape[-1]
@@ -200,22 +170,24 @@ def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tup
     _check_weight(weight, n, k, groups, call.transpose_weight, call.packed)
     m = math.prod(x.shape[:-1])
     if call.bias is not None:
-        d.require_tensor("bias", call.bias, (torch.int32,))
-        d.require_shape("bias", call.bias, (*groups, n), "one entry for an output column")
+        checks.require_tensor("bias", call.bias, (torch.int32,))
+        checks.require_shape("bias", call.bias, (*groups, n), "one entry for an output column")
     if smooth_scale is not None:
-        d.require_tensor("smooth_scale", smooth_scale, d.FLOATS)
+        checks.require_tensor("smooth_scale", smooth_scale, checks.FLOATS)
         shape = (*groups, k) if smooth_scale.dim() > 1 else (k,)
-        d.require_shape("smooth_scale", smooth_scale, shape, "one factor for a column of x")
+        checks.require_shape("smooth_scale", smooth_scale, shape, "one factor for a column of x")
     _check_x_scale(x, x_scale, weight_scale, m, quant_mode)
     if x.dtype == torch.int8:
-        d.require(smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already")
-        d.require(out_dtype is not None, "out_dtype is None with int8 x; accepted: float32, float16, bfloat16")
-    dtype = x.dtype if out_dtype is None else out_dtype
-    if dtype not in d.FLOATS:
-        raise TypeError(f"out_dtype is {d.names([dtype])}; accepted: {d.names(d.FLOATS)}")
+        checks.require(
+            smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already"
+        )
+        checks.require(out_dtype is not None, "out_dtype is None with int8 x; accepted: float32, float16, bfloat16")
+    dtype: torch.dtype = x.dtype if out_dtype is None else out_dtype
+    if dtype not in checks.FLOATS:
+        raise TypeError(f"out_dtype is {checks.names([dtype])}; accepted: {checks.names(checks.FLOATS)}")
     if restricted():
         profiles.check(**{**call._asdict(), "out_dtype": dtype}, n=n, k=k)
-    return m, n, k, dtype
+    return dtype
 
 
 def _check_weight(
@@ -252,60 +224,54 @@ def _check_x_scale(x: Tensor, x_scale: Tensor | None, weight_scale: Tensor, m: i
     if quantized and (x_scale is None or quant_mode != "pertoken"):
         raise ValueError("x_scale or quant_mode does not fit int8 x; accepted: an x_scale for each row, 'pertoken'")
     if x_scale is None:
-        d.require(quant_mode == "pertoken", "x_scale is None; accepted: a scale, as quant_mode is 'pertensor'")
+        checks.require(quant_mode == "pertoken", "x_scale is None; accepted: a scale, as quant_mode is 'pertensor'")
         return
     expected = torch.float16 if int64 else torch.float32
     if x_scale.dtype != expected:
         raise TypeError(
-            f"x_scale has dtype {d.names([x_scale.dtype])}; accepted: {d.names([expected])} beside a weight_scale of "
-            f"{d.names([weight_scale.dtype])}"
+            f"x_scale has dtype {checks.names([x_scale.dtype])}; accepted: {checks.names([expected])} beside a "
+            f"weight_scale of {checks.names([weight_scale.dtype])}"
         )
     shape = tuple(x_scale.shape)
     if quant_mode == "pertensor":
-        d.require(shape in ((), (1,)), f"x_scale has shape {shape}; accepted: () or (1,), as quant_mode is 'pertensor'")
+        checks.require(
+            shape in ((), (1,)), f"x_scale has shape {shape}; accepted: () or (1,), as quant_mode is 'pertensor'"
+        )
     elif shape != (m,) and shape != (m, 1) and shape != tuple(x.shape[:-1]):
         raise ValueError(f"x_scale has shape {shape}; accepted: {(m,)} or {(m, 1)}, one scale for a row of x")
 
 
 def check_values(x: Tensor, x_scale: Tensor | None) -> None:
-    """Refuses given scales below 0 or NaN; those of int8 rows are results, and pass."""
-    if x_scale is None or x.dtype == torch.int8 or x_scale.numel() == 0:
-        return
-    smallest = float(x_scale.min())  # NaN if one of them is
-    if not smallest >= 0.0:
-        raise ValueError(f"x_scale holds {smallest}; accepted: numbers of 0 or more")
+    """Refuses given scales that are NaN; those of int8 rows are results, and pass."""
+    if x_scale is not None and x.dtype != torch.int8:
+        checks.require(not bool(x_scale.isnan().any()), "x_scale holds NaN; accepted: numbers")
 
 
 # ---- reference ----
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    *,
-    bias: Tensor | None,
-    x_scale: Tensor | None,
-    smooth_scale: Tensor | None,
-    out_dtype: torch.dtype,
-    convention: str,
-) -> Tensor:
-    """x (m, k) and weight (n, k), plain. The definition of the operator's numbers."""
+def reference(call: Call) -> Tensor:
+    """In plain PyTorch. The definition of the operator's numbers."""
+    k, n, weight_scale = call.x.shape[-1], call.weight_scale.shape[-1], call.weight_scale
+    x, x_scale = call.x.reshape(call.x.shape[:-1].numel(), k), call.x_scale
+    dtype = call.x.dtype if call.out_dtype is None else call.out_dtype
+    weight = plain_weight(call.weight, n, k, call.transpose_weight, bool(call.packed))
     if x.dtype == torch.int8:
         assert x_scale is not None
         q, factor = x, x_scale.reshape(-1, 1)
     else:
-        q, factor = quantize_rows(x, x_scale, smooth_scale, convention)
+        q, factor = quantize_rows(x, x_scale, call.smooth_scale, call.convention)
     acc = (q.double() @ weight.double().T).to(torch.int64)  # integers below 2^53: exact in any order
-    if bias is not None:
-        acc = acc + bias
+    if call.bias is not None:
+        acc = acc + call.bias
     if weight_scale.dtype == torch.int64:
         scale = weight_scale.to(torch.int32).view(torch.float32)
         factor = torch.where((factor == 0) | factor.isnan(), factor, torch.ones(()))
     else:
         scale = weight_scale
-    out = d.real(acc) * scale.reshape(1, -1) * factor
-    return torch.where(factor == 0, torch.zeros(()), out).to(out_dtype)
+    out = numerics.real(acc) * scale.reshape(1, -1) * factor
+    out = torch.where(factor == 0, torch.zeros(()), out).to(dtype)
+    return out.reshape(*call.x.shape[:-1], n)
 
 
 def quantize_rows(
@@ -313,14 +279,14 @@ def quantize_rows(
 ) -> tuple[Tensor, Tensor]:
     """The codes (m, k), as floats, and each row's scale (m, 1), NaN where the row is."""
     device = convention == "device"
-    v = d.real(x) if smooth_scale is None else d.real(x) * d.real(smooth_scale)
+    v = numerics.real(x) if smooth_scale is None else numerics.real(x) * numerics.real(smooth_scale)
     if x_scale is None:
-        seen = (d.real(v.to(x.dtype)) if device else v).abs()
+        seen = (numerics.real(v.to(x.dtype)) if device else v).abs()
         largest = seen.amax(1, keepdim=True) if x.shape[1] else v.new_zeros(x.shape[0], 1)
         scale = largest / torch.tensor(127.0)
         nan = ~scale.isfinite()
     else:
-        scale = d.real(x_scale).reshape(-1, 1).expand(x.shape[0], 1)
+        scale = numerics.real(x_scale).reshape(-1, 1).expand(x.shape[0], 1)
         nan = torch.zeros(x.shape[0], 1, dtype=torch.bool)
     nan = nan | v.isnan().any(1, keepdim=True)
     divisor = torch.where(scale == 0, torch.tensor(math.inf), scale)
@@ -329,100 +295,21 @@ def quantize_rows(
     return torch.where(q.isnan(), torch.zeros(()), q), torch.where(nan, torch.tensor(math.nan), scale)
 
 
-# ---- CPU ----
-
-MODES = {"pertoken": 0, "pertensor": 1}
-LAYOUTS = {"nk": 0, "kn": 1, "nz_nk": 2, "nz_kn": 3, "packed": 4}
+# ---- what is not plain ----
 
 
-class Params(_core.Struct, c_name="anyfuse_quant_matmul_dequant_params"):
-    _fields_ = [
-        ("size", _core.size),
-        ("m", _core.i64),
-        ("n", _core.i64),
-        ("k", _core.i64),
-        ("x", _core.pointer),
-        ("weight", _core.pointer),
-        ("weight_scale", _core.pointer),
-        ("bias", _core.pointer),
-        ("x_scale", _core.pointer),
-        ("smooth_scale", _core.pointer),
-        ("out", _core.pointer),
-        ("x_dtype", _core.i32),
-        ("weight_scale_dtype", _core.i32),
-        ("x_scale_dtype", _core.i32),
-        ("smooth_scale_dtype", _core.i32),
-        ("out_dtype", _core.i32),
-        ("weight_layout", _core.i32),
-        ("quant_mode", _core.i32),
-        ("convention", _core.i32),
-        ("threads", _core.i32),
-        ("reserved", _core.i32),
-    ]
+def _general(call: Call) -> Tensor:
+    check(call)
+    check_values(call.x, call.x_scale)
+    return reference(call) if use_reference() else _native(*with_plain_weight(call))
 
 
-_native = _core.function("quant_matmul_dequant", Params)
-number = d.NUMBERS
-
-
-def _cpu(call: Call) -> Tensor:
-    m, n, k, dtype = check(call)
-    x, weight, weight_scale, bias, x_scale, smooth_scale, quant_mode, transpose_weight, packed, _, convention = call
-    check_values(x, x_scale)
-    if use_reference():
-        plain = plain_weight(weight, n, k, transpose_weight, bool(packed))
-        rows = reference(
-            x.reshape(m, k), plain, weight_scale, bias=bias, x_scale=x_scale, smooth_scale=smooth_scale,
-            out_dtype=dtype, convention=convention,
-        )  # fmt: skip
-        return rows.reshape(*x.shape[:-1], n)
-    out = torch.empty((*x.shape[:-1], n), dtype=dtype)
-    # The copies of strided tensors are kept by these names until the call is over.
-    weight, layout = ready_weight(weight, transpose_weight, packed)
-    x, weight_scale = x.contiguous(), weight_scale.contiguous()
-    bias, x_scale, smooth_scale = (t if t is None else t.contiguous() for t in (bias, x_scale, smooth_scale))
-    run_native((m, n, k), x, weight, layout, weight_scale, bias, x_scale, smooth_scale, out, quant_mode, convention)
-    return out
-
-
-def run_native(
-    sizes: tuple[int, int, int], x: Tensor, weight: Tensor, layout: int, weight_scale: Tensor, bias: Tensor | None,
-    x_scale: Tensor | None, smooth_scale: Tensor | None, out: Tensor, quant_mode: str, convention: str,
-) -> None:  # fmt: skip
-    """The native call on contiguous tensors that are checked already."""
-    _native(
-        native_params(sizes, x, weight, layout, weight_scale, bias, x_scale, smooth_scale, out, quant_mode, convention)
-    )
-
-
-def native_params(
-    sizes: tuple[int, int, int], x: Tensor, weight: Tensor, layout: int, weight_scale: Tensor, bias: Tensor | None,
-    x_scale: Tensor | None, smooth_scale: Tensor | None, out: Tensor, quant_mode: str, convention: str,
-) -> Params:  # fmt: skip
-    return Params(
-        _core.sizeof(Params), *sizes,
-        x.data_ptr(), weight.data_ptr(), weight_scale.data_ptr(),
-        bias.data_ptr() if bias is not None else None,
-        x_scale.data_ptr() if x_scale is not None else None,
-        smooth_scale.data_ptr() if smooth_scale is not None else None,
-        out.data_ptr(),
-        number[x.dtype], number[weight_scale.dtype],
-        number[x_scale.dtype] if x_scale is not None else 0,
-        number[smooth_scale.dtype] if smooth_scale is not None else 0,
-        number[out.dtype], layout, MODES[quant_mode], _core.CONVENTIONS[convention], torch.get_num_threads(), 0,
-    )  # fmt: skip
-
-
-def ready_weight(weight: Tensor, transpose_weight: bool, packed: list[int]) -> tuple[Tensor, int]:
-    """A contiguous weight, or one of each group, and the name of its layout. A transposed view is the other
-    orientation, and is not copied."""
-    if packed:
-        return weight.contiguous(), LAYOUTS["packed"]
-    if weight.dim() >= 4:
-        return weight.contiguous(), LAYOUTS["nz_nk" if transpose_weight else "nz_kn"]
-    if not weight.is_contiguous() and weight.mT.is_contiguous():
-        return weight.mT, LAYOUTS["kn" if transpose_weight else "nk"]
-    return weight.contiguous(), LAYOUTS["nk" if transpose_weight else "kn"]
+def with_plain_weight(call: Any) -> Any:
+    """The call with contiguous tensors. A transposed view of a weight is the other orientation, and is not copied."""
+    weight, transpose = call.weight, call.transpose_weight
+    if not call.packed and weight.dim() < 4 and not weight.is_contiguous() and weight.mT.is_contiguous():
+        call = call._replace(weight=weight.mT, transpose_weight=not transpose)
+    return memory.with_contiguous(call)
 
 
 def plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed: bool) -> Tensor:
@@ -434,19 +321,22 @@ def plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed:
     return matrix if transpose_weight else matrix.t()
 
 
-def _fake(call: Call) -> Tensor:
-    _, n, _, dtype = check(call)
-    return call.x.new_empty((*call.x.shape[:-1], n), dtype=dtype)
+def result(call: Any, dtype: torch.dtype) -> Tensor:
+    """The output without values."""
+    out: Tensor = call.x.new_empty((*call.x.shape[:-1], call.weight_scale.shape[-1]), dtype=dtype)
+    return out
 
 
-_op: Callable[..., Tensor] = d.define(SCHEMA, Call, _cpu, _fake)
+#: The operator by position, as its record has it.
+product: Callable[..., Tensor]
+product, _ = define("quant_matmul_dequant", Call, _general, lambda call: result(call, check(call)))
+_native = torch.ops.anyfuse.quant_matmul_dequant.default
 
 
 register(
     OpSpec(
         name="quant_matmul_dequant",
         function=quant_matmul_dequant,
-        schema=SCHEMA,
         document="npu_quant_matmul_dequant",
         summary="rows quantized to int8, times int8 weights, back to float",
         outputs=("out",),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import _core
 from ..formats import codebook as books
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
@@ -266,7 +266,7 @@ def _check_scales(param: Tensor, state: State, block_size: int) -> None:
     for key in ("absmax_exp_avg", "absmax_exp_avg_sq"):
         if key not in state:
             raise ValueError(f"a state has codes and no {key}; accepted: states as `step` makes them")
-        d.require_shape(key, state[key], (count,), f"a scale for each {block_size} elements")
+        checks.require_shape(key, state[key], (count,), f"a scale for each {block_size} elements")
 
 
 def make_plan(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from . import _sharding as sharding
 from ._options import check_betas, check_flag, check_number
 from ._plans import Group, State, check_dense, check_param, resolved
@@ -79,7 +79,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def _check_group(self, group: Group) -> None:
-        d.require(not group.get("amsgrad"), "amsgrad is True; accepted: False")
+        checks.require(not group.get("amsgrad"), "amsgrad is True; accepted: False")
         check_number("lr", group["lr"], 0.0)
         check_betas(group["betas"])
         check_number("eps", group["eps"], 0.0)

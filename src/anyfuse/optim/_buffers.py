@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops import _numerics as numerics
 from . import _sharding as sharding
 
 
@@ -38,12 +39,12 @@ class Buffers:
             odd = sorted(now.keys() ^ averages.keys())
             raise ValueError(f"averaged buffers differ from the model's in {', '.join(odd)}; accepted: the same names")
         for name, value in now.items():
-            d.require_tensor(f"the average of {name}", averages[name], (torch.float64, *d.FLOATS))
-            d.require_shape(f"the average of {name}", averages[name], value.shape, "its buffer")
+            checks.require_tensor(f"the average of {name}", averages[name], (torch.float64, *checks.FLOATS))
+            checks.require_shape(f"the average of {name}", averages[name], value.shape, "its buffer")
 
     def average(self, averages: Mapping[str, Tensor], decay: float) -> None:
         """average = decay·average + (1 - decay)·buffer, each operation rounded, as the operator's EMA of a weight."""
-        kept, rest = d.f32(decay), d.f32(1.0 - decay)
+        kept, rest = numerics.f32(decay), numerics.f32(1.0 - decay)
         for name, value in self.now().items():
             average = averages[name]
             product = self._products.get(name)

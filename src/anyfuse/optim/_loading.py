@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops import _arguments as arguments
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ._plans import State
 
 
@@ -34,12 +34,14 @@ def copies(state: Mapping[str, Any], param: Tensor) -> State:
 
 def _checked_step(value: Any) -> int:
     if isinstance(value, Tensor):
-        d.require(value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element")
+        checks.require(
+            value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element"
+        )
     if isinstance(value, (Tensor, np.number)):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"step of a saved state is a {type(value).__name__}; accepted: a whole number")
-    d.require(
+    checks.require(
         0 <= value < 2**62 and value % 1 == 0, f"step of a saved state is {value}; accepted: 0 and whole numbers above"
     )
     return int(value)

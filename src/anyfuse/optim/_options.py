@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 
 
 def check_number(name: str, value: Any, low: float, below: float = math.inf) -> None:
     """A number or a one-element tensor in [low, below)."""
     if isinstance(value, Tensor):
-        d.require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
+        checks.require(value.numel() == 1, f"{name} has shape {tuple(value.shape)}; accepted: one element")
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a {type(value).__name__}; accepted: a number")
     accepted = f"{low} and above" if below == math.inf else f"{low} up to, but less than, {below}"
-    d.require(low <= value < below, f"{name} is {value}; accepted: {accepted}")
+    checks.require(low <= value < below, f"{name} is {value}; accepted: {accepted}")
 
 
 def check_betas(betas: Any) -> None:
@@ -45,4 +45,4 @@ def check_whole(name: str, value: Any, low: int | None = None) -> None:
     """A whole number, of `low` or more where one is given."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a {type(value).__name__}; accepted: a whole number")
-    d.require(low is None or value >= low, f"{name} is {value}; accepted: {low} and above")
+    checks.require(low is None or value >= low, f"{name} is {value}; accepted: {low} and above")

@@ -16,7 +16,8 @@ from .. import _core
 from .._settings import use_reference
 from .._tensors import CPU, describe
 from ..ops import _arguments as arguments
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops import _memory as memory
 from . import _sharding as sharding
 
 Group = dict[str, Any]
@@ -199,7 +200,7 @@ class Memory:
 
     def check(self, grads: Sequence[Tensor]) -> None:
         """Refuses tensors that share memory: gradients with those that are written, and these with each other."""
-        d.check_memory(self._written, [("a gradient", grads)])
+        memory.check_memory(self._written, [("a gradient", grads)])
 
     def is_apart_from(self, rows: np.ndarray) -> bool:
         """Whether described gradients lie outside; False where their first and last elements do not tell."""
@@ -310,7 +311,7 @@ def _check_rows(
             if key in state:
                 check_state(key, state[key], _state_dtypes(key, state, keys), param.device)
                 if not key.startswith("absmax"):
-                    d.require_shape(key, state[key], param.shape, "its parameter")
+                    checks.require_shape(key, state[key], param.shape, "its parameter")
 
 
 def are_sound(
@@ -324,7 +325,9 @@ def are_sound(
     if not all(state.keys() >= _MOMENTS for state in states):
         return False
     try:
-        if not (_are_plain(params, d.FLOATS) and _are_plain(grads, d.FLOATS) and _shapes_agree(grads, params)):
+        if not (
+            _are_plain(params, checks.FLOATS) and _are_plain(grads, checks.FLOATS) and _shapes_agree(grads, params)
+        ):
             return False
         for key in keys:
             alike: dict[Sequence[torch.dtype], list[int]] = {}
@@ -361,16 +364,16 @@ def _shapes_agree(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 def _state_dtypes(key: str, state: State, keys: Collection[str]) -> Sequence[torch.dtype]:
     """What a tensor of a state may be: moments are codes where the operator and the state have their scales."""
     if key == "ema":
-        return d.FLOATS
+        return checks.FLOATS
     scales = f"absmax_{key}"
     return (torch.uint8,) if scales in keys and scales in state else (torch.float32,)
 
 
 def check_state(key: str, tensor: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
-    d.require_tensor(key, tensor, dtypes)
+    checks.require_tensor(key, tensor, dtypes)
     arguments.check_memory_exists([(key, tensor)])
     check_device(key, tensor, device, "its parameter")
-    d.require(tensor.is_contiguous(), f"{key} is not contiguous; accepted: states as `step` makes them")
+    checks.require(tensor.is_contiguous(), f"{key} is not contiguous; accepted: states as `step` makes them")
 
 
 def check_device(name: str, tensor: Tensor, device: torch.device, of: str) -> None:
@@ -379,7 +382,7 @@ def check_device(name: str, tensor: Tensor, device: torch.device, of: str) -> No
 
 
 def check_param(param: Tensor) -> None:
-    d.require_tensor("a parameter", param, d.FLOATS)
+    checks.require_tensor("a parameter", param, checks.FLOATS)
     if param.device.type not in DEVICES:
         raise ValueError(f"a parameter lies on {param.device}; accepted: the CPU or a GPU (cuda)")
     arguments.check_memory_exists([("a parameter", param)])
@@ -389,8 +392,8 @@ def check_gradient(param: Tensor, grad: Tensor) -> None:
     """Refuses a dense gradient that does not fit its parameter."""
     check_param(param)
     arguments.check_memory_exists([("a gradient", grad)])
-    d.require_tensor("a gradient", grad, d.FLOATS)
-    d.require_shape("a gradient", grad, param.shape, "its parameter")
+    checks.require_tensor("a gradient", grad, checks.FLOATS)
+    checks.require_shape("a gradient", grad, param.shape, "its parameter")
     check_device("a gradient", grad, param.device, "its parameter")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _check_alike(name: str, value: Any, param: Any) -> None:
 def require_rows(param: Tensor, what: str) -> None:
     """Refuses what goes by rows or blocks for a parameter whose part is not a run of whole rows."""
     if is_sharded(param):
-        d.require(
+        checks.require(
             is_split_by_rows(param),
             f"a parameter has placements {param.placements}; accepted with {what}: Shard(0) and Replicate()",  # type: ignore[attr-defined]
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _core
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
 from ..ops import apply_fused_ema_adamw as op
 from . import _adamw_rows as rows
 from . import _sharding as sharding
@@ -130,20 +130,20 @@ class EMAAdamW(FusedOptimizer):
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
         check_number("ema_decay", group["ema_decay"], 0.0)
-        d.require(group["ema_decay"] <= 1.0, f"ema_decay is {group['ema_decay']}; accepted: 0 to 1")
+        checks.require(group["ema_decay"] <= 1.0, f"ema_decay is {group['ema_decay']}; accepted: 0 to 1")
         check_whole("ema_updates", group["ema_updates"], 0)
         self._check_choices(group)
 
     def _check_choices(self, group: Group) -> None:
         rows.check_quantized(group)
         check_choice("ema_warmup", group["ema_warmup"], (True, False, "diffusers"))
-        check_choice("ema_dtype", group["ema_dtype"], d.FLOATS)
+        check_choice("ema_dtype", group["ema_dtype"], checks.FLOATS)
         check_choice("step_mode", group["step_mode"], ("parameter", "group"))
         for name in ("adam_w_mode", "bias_correction"):
             check_flag(name, group[name])
         if group["state_bits"] == 8:
             for name in ("adam_w_mode", "bias_correction"):
-                d.require(group[name], f"{name} is False; accepted: True, as state_bits is 8")
+                checks.require(group[name], f"{name} is False; accepted: True, as state_bits is 8")
 
     # ---- the step ----
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from .. import _core
 from .._tensors import describe
 from ..ops import _arguments as arguments
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops import _memory as memory
 from ..ops import lazy_adam as op
 from . import _sharding as sharding
 from ._base import FusedOptimizer, Run
@@ -215,7 +216,7 @@ class LazyAdam(FusedOptimizer):
 
     def set_step(self, step: int) -> None:
         """Sets the number of the steps taken, of every parameter and, where rows are counted, of every row."""
-        d.require(0 <= step < 2**31, f"step is {step}; accepted: 0 to 2^31 - 1")
+        checks.require(0 <= step < 2**31, f"step is {step}; accepted: 0 to 2^31 - 1")
         for group in self.param_groups:
             for param in group["params"]:
                 state = self._state_of(group, param)
@@ -228,10 +229,10 @@ class LazyAdam(FusedOptimizer):
             raise TypeError(f"rows is a {type(self._rows).__name__}; accepted: a dict of table to (ids, values)")
         if self._rows:
             known = {param for group in self.param_groups for param in group["params"]}
-            d.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
+            checks.require(self._rows.keys() <= known, "rows holds a tensor that is not a parameter of this optimizer")
         if self._visible is not None:
-            d.require_tensor("visible", self._visible, (torch.bool,))
-            d.require(self._visible.dim() == 1, f"visible has shape {tuple(self._visible.shape)}; accepted: (N,)")
+            checks.require_tensor("visible", self._visible, (torch.bool,))
+            checks.require(self._visible.dim() == 1, f"visible has shape {tuple(self._visible.shape)}; accepted: (N,)")
 
     def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Gradients]:
         params, grads = super()._with_gradients(group)
@@ -251,19 +252,21 @@ class LazyAdam(FusedOptimizer):
             return grad if self._visible is None else Update(grad, self._visible)
         if grad.layout is not torch.sparse_coo:
             raise TypeError(f"a gradient has layout {grad.layout}; accepted: strided or sparse_coo")
-        d.require(
+        checks.require(
             grad.sparse_dim() == 1, f"a gradient has {grad.sparse_dim()} sparse dimensions; accepted: 1, the rows"
         )
         return Update(grad._values().resolve_neg(), grad._indices()[0])
 
     def _given_rows(self, param: Tensor) -> Update:
-        d.require(param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them")
+        checks.require(
+            param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them"
+        )
         pair = self._rows[param]
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"rows holds a {type(pair).__name__}; accepted: pairs of ids and values")
         ids, values = pair
-        d.require_tensor("ids of rows", ids, op.IDS)
-        d.require_tensor("values of rows", values, d.FLOATS)
+        checks.require_tensor("ids of rows", ids, op.IDS)
+        checks.require_tensor("values of rows", values, checks.FLOATS)
         ids, values = ids.resolve_neg(), values.resolve_neg()
         arguments.check_memory_exists([("ids of rows", ids), ("values of rows", values)])
         check_device("ids of rows", ids, param.device, "their parameter")
@@ -363,9 +366,9 @@ class LazyAdam(FusedOptimizer):
                 got = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is missing"
                 raise ValueError(f"{key} of a saved state {got}; accepted: {shape}, as the parameter's is")
             if key == "row_step":
-                d.require_tensor("row_step of a saved state", value, (torch.int32,))
+                checks.require_tensor("row_step of a saved state", value, (torch.int32,))
             else:
-                d.require_tensor(f"{key} of a saved state", value, d.FLOATS)
+                checks.require_tensor(f"{key} of a saved state", value, checks.FLOATS)
                 adapted[key] = value.float()
         adapted.setdefault("step", 0)
         adapted.pop("max_exp_avg_sq", None)
@@ -448,13 +451,13 @@ def _check_moments(param: Tensor, state: State) -> None:
     arguments.check_memory_exists([("a parameter", param)])
     for key in _MOMENTS:
         check_state(key, state[key], (torch.float32,), param.device)
-        d.require_shape(key, state[key], param.shape, "its parameter")
+        checks.require_shape(key, state[key], param.shape, "its parameter")
 
 
 def _check_row_step(param: Tensor, state: State) -> None:
     if "row_step" in state:
         check_state("row_step", state["row_step"], (torch.int32,), param.device)
-        d.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
+        checks.require_shape("row_step", state["row_step"], (_rows_of(param),), "the rows of its parameter")
 
 
 def _rows_of(param: Tensor) -> int:
@@ -509,16 +512,16 @@ def _call(group: Group) -> op.Call:
 def _check_update(param: Tensor, update: Update) -> None:
     """Refuses what does not fit the parameter; looks at no ids."""
     if update.is_mask:
-        d.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
+        checks.require_shape("visible", update.indices, (_rows_of(param),), "the rows of a parameter")
         return check_gradient(param, update.gradient)
     check_param(param)
-    d.require_tensor("a gradient", update.gradient, d.FLOATS)
+    checks.require_tensor("a gradient", update.gradient, checks.FLOATS)
     check_device("a gradient", update.gradient, param.device, "its parameter")
-    d.require(param.dim() > 0, "a parameter of no dimension has rows named; accepted: a table")
+    checks.require(param.dim() > 0, "a parameter of no dimension has rows named; accepted: a table")
     shape = (update.indices.shape[0], *param.shape[1:])
-    d.require_shape("a gradient's values", update.gradient, shape, "the ids and the rows of the parameter")
+    checks.require_shape("a gradient's values", update.gradient, shape, "the ids and the rows of the parameter")
     if update.gradient.numel():
-        d.check_memory([("a parameter", [param])], [("a gradient's values", [update.gradient])])
+        memory.check_memory([("a parameter", [param])], [("a gradient's values", [update.gradient])])
 
 
 @dataclass(frozen=True)

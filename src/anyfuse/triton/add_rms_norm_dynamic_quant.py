@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _dispatch as d
-from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, _outputs, check
+from ..ops import _memory as memory
+from ..ops import _numerics as numerics
+from ..ops._record import Convention
+from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, YDtype, outputs
 from ._launch import EVERYWHERE, Launch, Variant, ones
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
@@ -30,7 +32,10 @@ CODES = {"int8": 0, "int4": 1, "float8_e4m3fn": 2, "float8_e5m2": 3, "hifloat8":
 
 @triton.jit
 def _add(x1, x2, at, mask):
-    return widen(tl.load(x1 + at, mask, other=0.0)) + widen(tl.load(x2 + at, mask, other=0.0))
+    value = widen(tl.load(x1 + at, mask, other=0.0))
+    if x2 is not None:
+        value += widen(tl.load(x2 + at, mask, other=0.0))
+    return value
 
 
 @triton.jit
@@ -126,7 +131,8 @@ def kernel(
     if ONE:
         mask = inside & (block < cols)
         value = _add(x1, x2, start + block, mask)
-        tl.store(x + start + block, narrow(value, x.dtype.element_ty), mask)
+        if x is not None:
+            tl.store(x + start + block, narrow(value, x.dtype.element_ty), mask)
         lanes = _add_squares(lanes, x1, x2, start, inside, 0, cols, EVEN)
         r = tl.div_rn(1.0, tl.sqrt_rn(total(lanes, ROWS) * inverse + eps))
         value = _weigh(value, r, gamma, beta, block, block < cols)
@@ -144,7 +150,8 @@ def kernel(
         for begin in range(0, cols, BLOCK):
             column = begin + block
             mask = inside & (column < cols)
-            tl.store(x + start + column, narrow(_add(x1, x2, start + column, mask), x.dtype.element_ty), mask)
+            if x is not None:
+                tl.store(x + start + column, narrow(_add(x1, x2, start + column, mask), x.dtype.element_ty), mask)
             lanes = _add_squares(lanes, x1, x2, start, inside, begin, tl.minimum(begin + BLOCK, cols), EVEN)
         r = tl.div_rn(1.0, tl.sqrt_rn(total(lanes, ROWS) * inverse + eps))
         largest1 = tl.zeros((ROWS,), tl.int32)
@@ -190,15 +197,15 @@ def launches(call: Call, results: Results) -> list[Launch]:
         "beta": call.beta,
         "smooth1": call.smooth_scale1,
         "smooth2": call.smooth_scale2,
-        "x": x,
+        "x": _produced(x),
         "y1": _produced(y1),
         "y2": _produced(y2),
         "scale1": _produced(scale1),
         "scale2": _produced(scale2),
         "rows": rows,
         "cols": cols,
-        "inverse": d.f32(1.0 / cols),
-        "eps": d.f32(call.epsilon),
+        "inverse": numerics.f32(1.0 / cols),
+        "eps": numerics.f32(call.epsilon),
         "Q": LARGEST[call.y_dtype],
         "CODE": CODES[call.y_dtype],
         "DEVICE": call.convention == "device",
@@ -218,13 +225,12 @@ def _produced(result: Tensor) -> Tensor | None:
 
 
 def run(call: Call) -> Results:
-    check(call)
-    results = _outputs(call)
+    results = outputs(call)
     if call.x1.numel() == 0:  # the maximum of nothing is 0
         results[3].zero_()
         results[4].zero_()
         return results
-    for launch in launches(d.with_contiguous(call), results):
+    for launch in launches(memory.with_contiguous(call), results):
         launch.run()
     return results
 
@@ -232,14 +238,14 @@ def run(call: Call) -> Results:
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
 
-    def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
+    def launch(cols: int, dtype: torch.dtype, y_dtype: YDtype, two: bool, convention: Convention = "formula") -> Launch:
         x, weight = ones(8, cols, dtype=dtype), ones(cols, dtype=dtype)
         smooth = weight if two else None
         call = Call(
             x, x, weight, smooth, smooth, beta=weight, epsilon=1e-6, output1=True, output2=two, y_dtype=y_dtype,
             convention=convention,
         )  # fmt: skip
-        return launches(call, _outputs(call))[0]
+        return launches(call, outputs(call))[0]
 
     name = "add_rms_norm_dynamic_quant"
     yield Variant(name, "bf16, 4096 columns, two int8", launch(4096, torch.bfloat16, "int8", True), EVERYWHERE)

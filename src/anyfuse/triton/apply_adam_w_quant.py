@@ -20,8 +20,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..ops import _dispatch as d
-from ..ops.apply_adam_w_quant import Call, _device_numbers, _formula_numbers, check
+from ..ops import _checks as checks
+from ..ops import _memory as memory
+from ..ops import _numerics as numerics
+from ..ops.apply_adam_w_quant import Call, check, device_numbers, formula_numbers
 from ._launch import (
     DTYPES,
     EVERYWHERE,
@@ -274,8 +276,8 @@ def numbers_of_steps(
 ) -> Tensor:
     """The step size, eps·c2 and the decay factor of each tensor, (3, count)."""
     if on_host(step) and not isinstance(lr, Tensor):
-        function = _device_numbers if convention == "device" else _formula_numbers
-        rows = [function(t, lr, beta1, beta2, weight_decay, eps)[2:] for t in d.step_values(step, count)]
+        function = device_numbers if convention == "device" else formula_numbers
+        rows = [function(t, lr, beta1, beta2, weight_decay, eps)[2:] for t in checks.step_values(step, count)]
         return torch.stack([numbers(column, device) for column in zip(*rows, strict=True)])
     t = spread(step, count, device, torch.float64)
     rate = torch.full_like(t, lr) if not isinstance(lr, Tensor) else lr.to(device).reshape(1).double().expand(count)
@@ -289,10 +291,10 @@ def numbers_of_steps(
 def _fp32_numbers(t: Tensor, lr: Tensor, beta1: float, beta2: float, weight_decay: float, eps: float) -> Tensor:
     """The same in the device convention: every operation in fp32."""
     lr, t = lr.float(), (t.float() + 1.0).double()
-    c1, rest2 = (1.0 - torch.pow(torch.full_like(t, d.f32(beta)), t).float() for beta in (beta1, beta2))
-    c2 = d.correctly_rounded_sqrt(rest2)
-    decay = 1.0 - lr * d.f32(weight_decay) if d.f32(weight_decay) > 0 else torch.ones_like(lr)
-    return torch.stack([(-lr * c2) / c1, c2 * d.f32(eps), decay])
+    c1, rest2 = (1.0 - torch.pow(torch.full_like(t, numerics.f32(beta)), t).float() for beta in (beta1, beta2))
+    c2 = numerics.correctly_rounded_sqrt(rest2)
+    decay = 1.0 - lr * numerics.f32(weight_decay) if numerics.f32(weight_decay) > 0 else torch.ones_like(lr)
+    return torch.stack([(-lr * c2) / c1, c2 * numerics.f32(eps), decay])
 
 
 def launches(call: Call, guide_m: Tensor | None, guide_v: Tensor | None) -> list[Launch]:
@@ -305,18 +307,18 @@ def launches(call: Call, guide_m: Tensor | None, guide_v: Tensor | None) -> list
     rows = max(1, TILE // call.block_size)
 
     def given(x: float) -> float:
-        return d.f32(x) if call.convention == "device" else x
+        return numerics.f32(x) if call.convention == "device" else x
 
     common = {
         "unscale": number(unscale, device),
         "found_inf": None if call.found_inf is None else number(call.found_inf != 0, device),
-        "gnorm_scale": d.f32(call.gnorm_scale),
-        "beta1": d.f32(call.beta1),
-        "rest1": d.f32(1.0 - given(call.beta1)),
-        "beta2": d.f32(call.beta2),
-        "rest2": d.f32(1.0 - given(call.beta2)),
-        "ema_decay": d.f32(call.ema_decay),
-        "rest": d.f32(1.0 - given(call.ema_decay)),
+        "gnorm_scale": numerics.f32(call.gnorm_scale),
+        "beta1": numerics.f32(call.beta1),
+        "rest1": numerics.f32(1.0 - given(call.beta1)),
+        "beta2": numerics.f32(call.beta2),
+        "rest2": numerics.f32(1.0 - given(call.beta2)),
+        "ema_decay": numerics.f32(call.ema_decay),
+        "rest": numerics.f32(1.0 - given(call.ema_decay)),
         "DEVICE": call.convention == "device",
         "SKIP_NONFINITE": call.skip_nonfinite,
         "NONZERO_V": call.nonzero_v,
@@ -358,14 +360,14 @@ def run(call: Call) -> None:
     call.check_memory()
     if on_host(call.step):
         first = 0 if call.convention == "device" else 1
-        smallest = min(d.step_values(call.step, len(call.var)), default=first)
-        d.require(smallest >= first, f"step is {smallest}; accepted: {first} and above")
-    worked_on = d.with_contiguous(call)  # kept until the launches are queued
+        smallest = min(checks.step_values(call.step, len(call.var)), default=first)
+        checks.require(smallest >= first, f"step is {smallest}; accepted: {first} and above")
+    worked_on = memory.with_contiguous(call)  # kept until the launches are queued
     coded = any(m.dtype == torch.uint8 and m.numel() for m in call.m)
     guides = [guide_of(qmap) if coded else None for qmap in (worked_on.qmap_m, worked_on.qmap_v)]
     for launch in launches(worked_on, *guides):
         launch.run()
-    d.write_back(*zip(call.updated, worked_on.updated, strict=True))
+    memory.write_back_all(call.updated, worked_on.updated)
 
 
 def variants() -> Iterator[Variant]:

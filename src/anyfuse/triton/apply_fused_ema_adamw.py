@@ -9,7 +9,7 @@ last bit is the correctly rounded one is not promised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _dispatch as d
+from ..ops import _checks as checks
+from ..ops import _memory as memory
+from ..ops import _numerics as numerics
 from ..ops.apply_fused_ema_adamw import Call, check
 from ._launch import (
     DTYPES,
@@ -122,21 +124,23 @@ def kernel(
         )  # fmt: skip
 
 
-def corrections(
-    step: Sequence[Tensor], count: int, beta1: float, beta2: float, enabled: bool, convention: str, device: torch.device
-) -> Tensor:
+def corrections(call: Call, device: torch.device) -> Tensor:
     """1 - beta^t of each tensor for both betas, (2, count); their reciprocals in the device convention."""
-    if not enabled:
+    count = len(call.var)
+    if not call.bias_correction:
         return torch.ones(2, count, dtype=torch.float32, device=device)
-    b1, b2 = d.f32(beta1), d.f32(beta2)
-    if on_host(step):
-        steps = d.step_values(step, count)
-        rows = [numbers([d.f32(1.0 - d.f32(d.power(b, t))) for t in steps], device) for b in (b1, b2)]
-    else:
-        t = spread(step, count, device, torch.float64)
-        rows = [1.0 - torch.pow(torch.full_like(t, b), t).float() for b in (b1, b2)]
+    betas, rows = (numerics.f32(call.beta1), numerics.f32(call.beta2)), []
+    for beta, given in zip(betas, (call.correction1, call.correction2), strict=True):
+        if given is not None:
+            rows.append(given.to(device).float().reshape(1).expand(count))
+        elif on_host(call.step):
+            powers = [numerics.f32(numerics.power(beta, t)) for t in checks.step_values(call.step, count)]
+            rows.append(numbers([numerics.f32(1.0 - power) for power in powers], device))
+        else:
+            t = spread(call.step, count, device, torch.float64)
+            rows.append(1.0 - torch.pow(torch.full_like(t, beta), t).float())
     result = torch.stack(rows)
-    return torch.ones_like(result) / result if convention == "device" else result
+    return torch.ones_like(result) / result if call.convention == "device" else result
 
 
 def launches(call: Call) -> list[Launch]:
@@ -148,26 +152,28 @@ def launches(call: Call) -> list[Launch]:
     factor = sign if call.grad_scale is None else (sign / call.grad_scale.to(device).double()).float()
 
     def given(x: float) -> float:
-        return d.f32(x) if call.convention == "device" else x
+        return numerics.f32(x) if call.convention == "device" else x
 
     common = {
         "lr": number(call.lr if call.lr_tensor is None else call.lr_tensor, device),
         "factor": number(factor, device),
         "found_inf": None if call.found_inf is None else number(call.found_inf != 0, device),
-        "beta1": d.f32(call.beta1),
-        "rest1": d.f32(1.0 - given(call.beta1)),
-        "beta2": d.f32(call.beta2),
-        "rest2": d.f32(1.0 - given(call.beta2)),
-        "eps": d.f32(call.eps),
-        "weight_decay": d.f32(call.weight_decay),
-        "ema_decay": d.f32(call.ema_decay),
-        "rest": d.f32(1.0 - given(call.ema_decay)),
+        "beta1": numerics.f32(call.beta1),
+        "rest1": numerics.f32(1.0 - given(call.beta1)),
+        "beta2": numerics.f32(call.beta2),
+        "rest2": numerics.f32(1.0 - given(call.beta2)),
+        "eps": numerics.f32(call.eps),
+        "weight_decay": numerics.f32(
+            call.weight_decay if call.weight_decay_tensor is None else float(call.weight_decay_tensor)
+        ),
+        "ema_decay": numerics.f32(call.ema_decay),
+        "rest": numerics.f32(1.0 - given(call.ema_decay)),
         "DECOUPLED": call.adam_mode == 1,
         "DEVICE": call.convention == "device",
         "BLOCK": BLOCK,
     }
     tensors = list(zip(call.grad, *call.updated, strict=True))
-    every = corrections(call.step, len(tensors), call.beta1, call.beta2, call.bias_correction, call.convention, device)
+    every = corrections(call, device)
     seeds = call.stochastic_rounding or [0] * len(tensors)
     steps = spread(call.step, len(tensors), device, torch.int64) if call.stochastic_rounding else None
     result = []
@@ -191,10 +197,10 @@ def launches(call: Call) -> list[Launch]:
 def run(call: Call) -> None:
     check(call)
     call.check_memory()
-    worked_on = d.with_contiguous(call)  # kept until the launches are queued
+    worked_on = memory.with_contiguous(call)  # kept until the launches are queued
     for launch in launches(worked_on):
         launch.run()
-    d.write_back(*zip(call.updated, worked_on.updated, strict=True))
+    memory.write_back_all(call.updated, worked_on.updated)
 
 
 def variants() -> Iterator[Variant]:

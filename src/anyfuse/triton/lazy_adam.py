@@ -29,8 +29,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _dispatch as d
-from ..ops.lazy_adam import IDS, Call, _Exact, check, check_step_values, moves_that_count
+from ..ops import _checks as checks
+from ..ops import _memory as memory
+from ..ops import _numerics as numerics
+from ..ops.lazy_adam import IDS, Call, Exact, check, check_step_values, moves_that_count
 from ._launch import (
     DTYPES,
     EVERYWHERE,
@@ -366,25 +368,27 @@ class Numbers:
         self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles))).view(-1)
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
-        self.of_tables = self._on_host(call, count) if on_host((*call.lr, *call.step)) else self._on_device(call, count)
-        self.lr = spread(call.lr, count, device, torch.float64) if call.counts_rows else None
+        self.of_tables = (
+            self._on_host(call, count) if on_host((*call.rates, *call.step)) else self._on_device(call, count)
+        )
+        self.lr = spread(call.rates, count, device, torch.float64) if call.counts_rows else None
         known = call.decay_mode == "catch_up" and on_host(call.step)
-        self.bits = max(d.step_values(call.step, count)).bit_length() if known else COUNT_BITS
+        self.bits = max(checks.step_values(call.step, count)).bit_length() if known else COUNT_BITS
         sign = -1.0 if call.maximize else 1.0
         factor = sign if call.grad_scale is None else sign / call.grad_scale.to(device).double()
         self.factor = number(factor, device)
         self.found_inf = None if call.found_inf is None else number(call.found_inf != 0, device)
 
         def given(x: float) -> float:
-            return d.f32(x) if call.convention == "device" else x
+            return numerics.f32(x) if call.convention == "device" else x
 
         self.common = {
             "exact": self.exact if call.counts_rows else None,
             "factor": self.factor,
-            "beta1": d.f32(call.beta1),
-            "rest1": d.f32(1.0 - given(call.beta1)),
-            "beta2": d.f32(call.beta2),
-            "rest2": d.f32(1.0 - given(call.beta2)),
+            "beta1": numerics.f32(call.beta1),
+            "rest1": numerics.f32(1.0 - given(call.beta1)),
+            "beta2": numerics.f32(call.beta2),
+            "rest2": numerics.f32(1.0 - given(call.beta2)),
             "moves": moves_that_count(call.beta1, call.beta2) if call.decay_mode == "catch_up" else 0,
             "bits": self.bits,
             "BY_ROW": call.bias_correction == "row",
@@ -396,15 +400,15 @@ class Numbers:
 
     def _on_host(self, call: Call, count: int) -> Tensor:
         """-lr, epsilon and the decay factor of each table, (3, count)."""
-        rates = [float(value) for value in call.lr] * (count if len(call.lr) == 1 else 1)
-        steps = d.step_values(call.step, count) if call.step else [0] * count
-        exact = [_Exact(rate, call) for rate in rates]
-        rows = [(*each.at(step), d.f32(each.decay)) for each, step in zip(exact, steps, strict=True)]
+        rates = [float(value) for value in call.rates] * (count if len(call.rates) == 1 else 1)
+        steps = checks.step_values(call.step, count) if call.step else [0] * count
+        exact = [Exact(rate, call) for rate in rates]
+        rows = [(*each.at(step), numerics.f32(each.decay)) for each, step in zip(exact, steps, strict=True)]
         return torch.stack([numbers(column, call.var[0].device) for column in zip(*rows, strict=True)])
 
     def _on_device(self, call: Call, count: int) -> Tensor:
         result = torch.empty(3, count, dtype=torch.float32, device=call.var[0].device)
-        self.launches.append(self.launch(call, spread(call.lr, count, result.device, torch.float64), result))
+        self.launches.append(self.launch(call, spread(call.rates, count, result.device, torch.float64), result))
         return result
 
     def launch(self, call: Call, lr: Tensor, result: Tensor) -> Launch:
@@ -535,7 +539,9 @@ def run(call: Call) -> None:
     if not capturing(device):
         watch.raise_if_seen()
     indices = [None if ids is None else ids.contiguous() for ids in call.indices]
-    ready = call._replace(gradient=d.contiguous(call.gradient), indices=indices)  # kept until the launches are queued
+    ready = call._replace(
+        gradient=memory.contiguous(call.gradient), indices=indices
+    )  # kept until the launches are queued
     numbers = Numbers(ready)
     for launch in numbers.launches:
         launch.run()
@@ -543,7 +549,6 @@ def run(call: Call) -> None:
         group.run()
     if not capturing(device):
         watch.look()
-    d.write_back(*zip(call.updated, call.updated, strict=True))
 
 
 def variants() -> Iterator[Variant]:

@@ -16,11 +16,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _dispatch as d
 from ..ops.quant_grouped_matmul_dequant import Call, check
-from ..ops.quant_matmul_dequant import LAYOUTS, ready_weight
+from ..ops.quant_matmul_dequant import result, with_plain_weight
 from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
-from .quant_matmul_dequant import SIZES, fills, quantize_launch, quantized, ragged, shape, store_tile, sums_of_tile
+from .quant_matmul_dequant import (
+    LAYOUTS,
+    SIZES,
+    fills,
+    layout_of,
+    quantize_launch,
+    quantized,
+    ragged,
+    shape,
+    store_tile,
+    sums_of_tile,
+)
 
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
 #: may have few rows or many. None spills registers, whatever the weight's layout.
@@ -132,20 +142,20 @@ def plans(
 
 
 def run(call: Call) -> Tensor:
-    m, n, k, dtype = check(call)
+    out = result(call, check(call)).zero_()  # rows of no group stay 0
+    m, n, k = call.x.shape[:-1].numel(), out.shape[-1], call.x.shape[-1]
     groups = call.group_list.shape[0]
-    out = torch.zeros((*call.x.shape[:-1], n), dtype=dtype, device=call.x.device)  # rows of no group stay 0
-    if m == 0 or n == 0 or groups == 0:
+    if out.numel() == 0 or groups == 0:
         return out
-    weight, layout = ready_weight(call.weight, call.transpose_weight, call.packed)
-    ready = d.with_contiguous(call._replace(weight=weight))
+    ready = with_plain_weight(call)
+    layout = layout_of(ready, 3)
     group = None
     if call.smooth_scale is not None and call.smooth_scale.dim() == 2:
         rows = torch.arange(m, device=out.device)
         group = torch.searchsorted(ready.group_list, rows, right=True).clamp_(max=groups - 1)
     q, factor = quantized(ready, m, k, group)
-    candidates = plans(ready, q, factor, weight, layout, out, (m, n, k), architecture(out.device))
-    key = (triton.next_power_of_2(m), n, k, groups, layout, dtype, out.device)
+    candidates = plans(ready, q, factor, ready.weight, layout, out, (m, n, k), architecture(out.device))
+    key = (triton.next_power_of_2(m), n, k, groups, layout, out.dtype, out.device)
     for launch in fastest(key, candidates):
         launch.run()
     return out

@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _dispatch as d
-from ..ops.quant_matmul_dequant import LAYOUTS, Call, check, ready_weight
+from ..ops.quant_matmul_dequant import Call, check, result, with_plain_weight
 from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
 from ._maths import magnitude_bits, narrow, widen
 
@@ -496,16 +495,27 @@ def quantize_launch(
     return Launch(quantize_kernel, (triton.cdiv(m, rows),), arguments, num_warps=max(1, min(rows * block // 512, 8)))
 
 
+#: How weights of a logical matrix (n, k) lie, numbered as in the C API.
+LAYOUTS = {"nk": 0, "kn": 1, "nz_nk": 2, "nz_kn": 3, "packed": 4}
+
+
+def layout_of(call: Any, plain: int) -> int:
+    """The number of a weight's layout; a plain one has `plain` dimensions."""
+    if call.packed:
+        return LAYOUTS["packed"]
+    order = "nk" if call.transpose_weight else "kn"
+    return LAYOUTS[order if call.weight.dim() == plain else f"nz_{order}"]
+
+
 def run(call: Call) -> Tensor:
-    m, n, k, dtype = check(call)
-    x = call.x
-    out = torch.empty((*x.shape[:-1], n), dtype=dtype, device=x.device)
-    if m == 0 or n == 0:
+    out = result(call, check(call))
+    m, n, k = call.x.shape[:-1].numel(), out.shape[-1], call.x.shape[-1]
+    if out.numel() == 0:
         return out
-    weight, layout = ready_weight(call.weight, call.transpose_weight, call.packed)
-    ready = d.with_contiguous(call._replace(weight=weight))
+    ready = with_plain_weight(call)
     q, factor = quantized(ready, m, k)
-    Product(q, factor, weight, layout, ready.weight_scale.view(n), ready.bias, out.view(m, n), m, n, k).run()
+    scale = ready.weight_scale.view(n)
+    Product(q, factor, ready.weight, layout_of(ready, 2), scale, ready.bias, out.view(m, n), m, n, k).run()
     return out
 
 
