@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..npu import Y_DTYPES
+from ..npu import HIFLOAT8 as hifloat8
+from ..npu import INT4 as int4
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
@@ -21,8 +22,7 @@ from .mindspeed import npu_apply_fused_ema_adamw as npu_apply_fused_ema_adamw
 
 __version__ = f"{torch.__version__.partition('+')[0]}+anyfuse"
 
-# The numbers that torch_npu gives to types that torch has not.
-int4, hifloat8 = Y_DTYPES["int4"], Y_DTYPES["hifloat8"]
+# Two more numbers of torch_npu's, of types that torch has.
 float8_e5m2 = 291
 float8_e4m3fn = 292
 NUMBERS = {"int4": int4, "hifloat8": hifloat8, "float8_e5m2": float8_e5m2, "float8_e4m3fn": float8_e4m3fn}
