@@ -141,6 +141,9 @@ def test_quant_matmul_dequant(torch_npu: Any) -> None:
     assert torch.equal(out[0, :2], torch.tensor([-0.11810303, 192.25]).half())  # E1 of test_quant_matmul_dequant.py
     fixed = torch_npu.npu_quant_matmul_dequant(x, weight, scale, x_scale=torch.tensor([0.01]), quant_mode="pertensor")
     assert torch.equal(fixed[0, :2], torch.tensor([0.23498535, 145.625]).half())  # E2
+    turned = torch_npu.npu_quant_matmul_dequant(x, weight, scale, x_scale=-torch.ones(1), quant_mode="pertensor")
+    codes = (x[0] / -1).round().clamp(-128, 127).float()
+    assert torch.equal(turned[0], (codes @ weight.float().T * scale * -1.0).half()) and turned[0, 1] > 0
     for wrong, says in (
         ({"x": x[0]}, "x has 1 dimensions"),
         ({"x_offset": scale}, "x_offset is given"),

@@ -15,7 +15,7 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="What the script finds in sys.argv.")] = None,
     device: Annotated[str, typer.Option("--device", help="What stands in for the NPU: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Run a script written for torch_npu, MindSpeed or mxRec here, without an NPU.
+    """Run a script that uses names of torch_npu, MindSpeed or mxRec here, without an NPU.
 
     \b
     Examples:

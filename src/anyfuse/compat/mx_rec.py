@@ -8,7 +8,6 @@ a tf.IndexedSlices and a tf.Variable are taken too where TensorFlow is installed
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Iterable
 from numbers import Real
@@ -24,8 +23,7 @@ from ..ops.lazy_adam import lazy_adam_
 
 _SLOTS = ("m", "v")
 
-# Rec SDK computes 1 - beta in fp32, with the fused operator and without. The variable says otherwise.
-_CONVENTION = convention_or_default(os.environ.get("ANYFUSE_CONVENTION", "device"))
+_CONVENTION = "device"  # Rec SDK computes 1 - beta in fp32, by the fused operator, as is its default, and without
 
 
 def create_hash_optimizer(
@@ -157,7 +155,7 @@ class CustomizedLazyAdam:
         work = [table.open(slot) for table, slot in zip(tables, slots, strict=True)]
         columns = [list(column) for column in zip(*work, strict=True)]
         values, ids, m, v, var = columns
-        lazy_adam_(values, ids, m, v, var, rate, self.beta1, self.beta2, self.epsilon, convention=_CONVENTION)
+        lazy_adam_(values, ids, m, v, var, rate, self.beta1, self.beta2, self.epsilon)
         for table, slot, (_, _, m_, v_, var_) in zip(tables, slots, work, strict=True):
             table.close(slot, m_, v_, var_)
 
@@ -175,7 +173,8 @@ class CustomizedLazyAdam:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ids, g = _sum_by_id(values, ids, rows)
         beta1, beta2, epsilon = numerics.f32(self.beta1), numerics.f32(self.beta2), numerics.f32(self.epsilon)
-        betas = (beta1, beta2) if _CONVENTION == "device" else (self.beta1, self.beta2)
+        device = convention_or_default(None, _CONVENTION) == "device"
+        betas = (beta1, beta2) if device else (self.beta1, self.beta2)
         rest1, rest2 = (numerics.f32(1.0 - beta) for beta in betas)
         m_old, v_old = m[ids], v[ids]
         m_new = m_old * beta1 + g * rest1

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from .._soc import ANY, product
+from .._products import ANY
+from .._soc import product
 from ._device import index_of, is_npu, stand_in, translated
 
 _GRAPH = "a graph replays launches, and a CPU has none; call the functions themselves, or compile them (torch.compile)"

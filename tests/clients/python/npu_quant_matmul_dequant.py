@@ -29,7 +29,7 @@ class TestQuantMatmulDequant(TestCase):
     def test_static_pertensor_with_smooth_scale(self):
         torch_npu.npu.config.allow_internal_format = True
         x, weight, weight_scale = self.inputs()
-        smooth, x_scale = torch.randn(x.size(1)).half().npu(), (torch.rand(1).float() / 50).npu()
+        smooth, x_scale = torch.randn(x.size(1)).half().npu(), (-torch.rand(1).float() / 50).npu()
         codes = torch_npu.npu_quantize(
             x.float() * smooth.float(), x_scale.repeat(x.size(1)), None, torch.qint8, axis=-1
         )
