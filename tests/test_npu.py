@@ -34,8 +34,10 @@ def on_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     for name in anyfuse._REGISTRY:
         module = importlib.import_module(f"anyfuse.ops.{name}")
-        overload = getattr(torch.ops.anyfuse, module.SCHEMA.partition("(")[0]).default
-        monkeypatch.setattr(module, "_op", partial(overload.redispatch, keys))
+        packet = getattr(torch.ops.anyfuse, anyfuse._REGISTRY[name].function.__name__)
+        for caller in {"_op", "product", "_list", "_one"} & vars(module).keys():
+            overload = packet.one if caller == "_one" else packet.default
+            monkeypatch.setattr(module, caller, partial(overload.redispatch, keys))
 
 
 @pytest.fixture
