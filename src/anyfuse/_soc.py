@@ -13,17 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ._products import ANY, OPERATORS, PRODUCTS, Limits, product_of, rank_words
-from ._settings import _one_of
+from ._products import ANY, OPERATORS, Limits, product_named, rank_words
 
-
-def _named(source: str, value: str) -> str:
-    """The product that a name means; ValueError for another one, with the source it came from."""
-    name = product_of(value) if isinstance(value, str) else None
-    return _one_of(source, value, tuple(PRODUCTS)) if name is None else name
-
-
-_default_product = _named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
+_default_product = product_named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
 
 
@@ -38,7 +30,7 @@ def soc(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    token = _product.set(_named("soc", name))
+    token = _product.set(product_named("soc", name))
     try:
         yield
     finally:
@@ -81,7 +73,7 @@ class Profiles:
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    name = _named("soc", name)
+    name = product_named("soc", name)
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)
