@@ -27,34 +27,40 @@ PRODUCTS = {
 }
 
 
-#: What their chips are called, too ("Ascend910B3"), in any case.
-_CHIPS = {
-    "Ascend910B": r"ascend910b\d[\w-]*",
-    "Ascend910_93": r"ascend910_93\d*|ascend910c",
-    "Ascend950": r"ascend950(pr|dt)\w*|ascend910_95\d*",
-    "Ascend310P": r"ascend310p\d\w*",
+#: What a product and its chips are called, in any case: patterns that Python and POSIX read alike.
+NAMES = {
+    ANY: "any",
+    "Ascend910B": "ascend910b([0-9][0-9a-z_-]*)?",
+    "Ascend910_93": "ascend910_93[0-9]*|ascend910c",
+    "Ascend950": "ascend950((pr|dt)[0-9a-z_]*)?|ascend910_95[0-9]*",
+    "Ascend310P": "ascend310p([0-9][0-9a-z_]*)?",
+    "KirinX90": "kirinx90",
+    "Kirin9030": "kirin9030",
 }
+
 #: Products of which no operator here is documented, so that they have no profile.
-_WITHOUT_PROFILE = {
-    "Atlas 200I/500 A2": r"ascend310b\w*",
-    "Atlas training series": r"ascend910|ascend910(a|pro|premium)\w*",
+WITHOUT_PROFILE = {
+    "Atlas 200I/500 A2": "ascend310b[0-9a-z_]*",
+    "Atlas training series": "ascend910((a|pro|premium)[0-9a-z_]*)?",
 }
 
 
-def product_of(name: object) -> str | None:
+def product_of(name: Any) -> str | None:
     """The product that a name means, its own or a chip's, in any case ("ascend910b", "Ascend910B3"); None otherwise."""
-    for product in PRODUCTS if isinstance(name, str) else ():
-        if re.fullmatch(f"{product}|{_CHIPS.get(product, product)}", str(name), re.IGNORECASE):
-            return product
-    return None
+    return next((product for product, names in NAMES.items() if _is(name, names)), None)
 
 
-def series_without_profile(name: object) -> str | None:
-    """What a chip is sold as for which no operator here is documented; None for other names."""
-    for sold, chips in _WITHOUT_PROFILE.items():
-        if re.fullmatch(chips, str(name), re.IGNORECASE):
-            return sold
-    return None
+def product_named(what: str, name: Any) -> str:
+    """The product that a name means. ValueError for another one; `what` begins the message."""
+    product = product_of(name)
+    if product is not None:
+        return product
+    sold = [f" ({words}: no profile)" for words, names in WITHOUT_PROFILE.items() if _is(name, names)]
+    raise ValueError(f"{what} is {name!r}{''.join(sold)}; accepted: {', '.join(map(repr, PRODUCTS))}")
+
+
+def _is(name: Any, names: str) -> bool:
+    return isinstance(name, str) and re.fullmatch(names, name, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -321,7 +327,7 @@ def _c_rules(limits: Limits) -> Iterator[tuple[str, str, Sequence[Any]]]:
 def c_rows() -> Iterator[str]:
     """The lines of products.inc: products, the operator of each function on each product, and its rules."""
     for name in PRODUCTS:
-        yield f'PRODUCT("{name}")'
+        yield f'PRODUCT("{name}", "{NAMES[name]}")'
     for operator in OPERATORS.values():
         for function in operator.faces:
             if function == "python":

@@ -15,18 +15,7 @@ from torch import Tensor
 
 from . import _core
 from ._checks import dtype_name, kind, names
-from ._products import ANY, OPERATORS, PRODUCTS, Limits, product_of, rank_words, series_without_profile
-
-
-def product_named(what: str, name: Any) -> str:
-    """The product that a name means; ValueError for another one, which names the argument."""
-    product = product_of(name)
-    if product is not None:
-        return product
-    sold = series_without_profile(name)
-    accepted = ", ".join(map(repr, PRODUCTS))
-    raise ValueError(f"{what} is {name!r}{f' ({sold}: no profile)' if sold else ''}; accepted: {accepted}")
-
+from ._products import ANY, OPERATORS, Limits, product_named, rank_words
 
 _default_product = product_named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 if _default_product != ANY:
