@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..formats import codebook as books
-from ..ops import _checks as checks
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
@@ -29,6 +28,11 @@ def maps(codebook: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """The maps of the first and the second moment."""
     signed, unsigned = (books.create_codebook(codebook, signed=signed) for signed in (True, False))
     return signed.to(device), unsigned.to(device)
+
+
+@cache
+def _no_scales(device: torch.device) -> Tensor:
+    return torch.zeros(0, dtype=torch.float32, device=device)
 
 
 _CPU = torch.device("cpu")
@@ -175,7 +179,7 @@ def call_of(taken: Taken, grad_scale: float, ema_decay: float = 0.0) -> op.Call:
     """A step of a group, of which the parameters of a state with an `ema` have an average."""
     group, params, grads = taken.group, list(taken.mine), list(taken.grads)
     device = params[0].device
-    none = torch.zeros(0, dtype=torch.float32, device=device)
+    none = _no_scales(device)
     has_ema = "ema" in taken.states[0]
     qmap_m, qmap_v = maps(group["codebook"], device)
     call = op.Call(

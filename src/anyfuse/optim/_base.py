@@ -49,10 +49,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     - `_check_group(group)`: refuses a group's numbers and options (when it is added or loaded, and when one changes),
     - `_new_state(group, param)`: the state of a parameter before its first step, without its `step`,
     - `_entries(group, param, state)`: what each tensor of a state may be, but for `step`,
-    - `_calls(taken, grad_scale)`: the records of the operator's calls that step a group; their `step` is the one before,
+    - `_calls(taken, grad_scale)`: the operator's calls that step a group, as records; their `step` is the one before,
     - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in that form,
     - `_saved_state(group, param, state)`, where a state is saved in another form than it has,
-    - `_with_gradients(group)`, `_check_gradients(taken)` and `_run(call)`, where more than dense gradients are accepted.
+    - `_with_gradients(group)`, `_check_gradients(taken)`, `_run(call)`, where more than dense gradients are accepted.
     """
 
     #: How `state_dict` gives 8-bit moments: None, "rows" or "float32"; see docs/distributed.md. It belongs to the
@@ -63,13 +63,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._options = itemgetter(*defaults)
         self._checked: dict[int, Any] = {}  # the options of each group as they were looked at last
+        self._options = _options_of(defaults)
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._options, self._checked = itemgetter(*self.defaults), {}
+        self._options, self._checked = _options_of(self.defaults), {}
         for kept in self.state.values():
             if isinstance(kept, dict) and kept and not isinstance(kept.get("step"), Tensor):  # of version 0.1
                 kept["step"] = new_step(whole_step(kept.get("step", 0)))
@@ -315,6 +315,11 @@ def _unwrap(optimizer: torch.optim.Optimizer) -> None:
 
 
 _states_of = attrgetter("states")
+
+
+def _options_of(defaults: dict[str, Any]) -> Callable[[Group], tuple[Any, ...]]:
+    """What a group's options are read by: without its counter, and what torch adds to the defaults when it loads."""
+    return itemgetter(*(key for key in defaults if key not in ("ema_updates", "differentiable")))
 
 
 def _once(params: Any) -> list[Any]:

@@ -1,8 +1,8 @@
 """A step of all groups: by operators' calls that are taken together, or one after the other when each has been checked.
 
-The first is the way of what is plain (dense, contiguous, apart, on the CPU): the native library checks every call before
-the first one runs. Whatever it does not take comes here a second time: each parameter, gradient and state is looked at
-in Python, which has words for what is wrong, and copies for what is not plain.
+The first is the way of what is plain (dense, contiguous, apart, on the CPU): the native library checks every call
+before the first one runs. For whatever it does not take, each parameter, gradient and state is looked at in Python,
+which has words for what is wrong, and the operators are called one by one, which have copies for what is not plain.
 """
 
 from __future__ import annotations
