@@ -29,27 +29,6 @@ ANYFUSE_API void anyfuse_torch_refuse(int32_t kind, const char *message);
 ANYFUSE_API void anyfuse_torch_together(void);
 ANYFUSE_API anyfuse_status anyfuse_torch_together_end(int32_t run);
 
-/* ---- describe: what many tensors of Python are and where they lie ---- */
-
-typedef struct anyfuse_description {
-  const void *object; /* the Python object, which tells one tensor from another */
-  void *data;
-  int64_t numel;
-  int64_t extent;      /* bytes from the first element to the end of the last */
-  uint64_t layout;     /* of shape and strides: equal ones have equal numbers, others have others but for one in 2^64 */
-  anyfuse_dtype dtype; /* -1: none of the types above */
-  int32_t device;      /* kind of device as DLPack numbers it: 1 is the memory of the CPU */
-  int32_t contiguous;
-  int32_t dimensions;
-} anyfuse_description;
-
-/* Describes the `count` items of a Python list. The caller holds Python's lock, and gives what it has found in the
- * process, as this library is built without Python: PyList_GetItem, and the function of DLPack's exchange API that
- * fills a DLTensor from an object of the tensors' class without a copy. ANYFUSE_INVALID_POINTER with a Python exception
- * set for an object that is no tensor, or has no memory of its own. */
-ANYFUSE_API anyfuse_status anyfuse_describe(void *tensors, int64_t count, const void *item, const void *look,
-                                            anyfuse_description *out);
-
 /* ---- stream: the memory traffic of a kernel without its arithmetic, the roofline of `anyfuse bench` ---- */
 
 enum { ANYFUSE_STREAM_READ = 0, ANYFUSE_STREAM_UPDATE = 1, ANYFUSE_STREAM_WRITE = 2 };

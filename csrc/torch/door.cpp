@@ -76,9 +76,19 @@ struct Step {
   int64_t *tensor, next;
 };
 
+// Arguments of calls that wait: a view that torch made of an argument for the call would be gone with it.
+struct Held {
+  static constexpr int kMaxInputs = 32;
+  Held *next;
+  const Schema *schema;
+  const Field *fields;
+  StableIValue stack[kMaxInputs];
+};
+
 struct Together {
   bool active;
   Waiting *first, *last;
+  Held *held;
   Step *steps;
   size_t count, room;
 };
@@ -204,10 +214,25 @@ void call_general(const Schema &schema, const Field *fields, StableIValue *stack
   raise(refused, refusal);
 }
 
+bool hold(const Schema &schema, const Field *fields, const StableIValue *stack) {
+  auto *held = static_cast<Held *>(std::malloc(sizeof(Held)));
+  if (held == nullptr || schema.inputs > Held::kMaxInputs) {
+    std::free(held);
+    return false;
+  }
+  held->next = waiting.held;
+  held->schema = &schema;
+  held->fields = fields;
+  std::copy_n(stack, schema.inputs, held->stack);
+  waiting.held = held;
+  return true;
+}
+
 void enter(const Schema &schema, const Field *fields, Operator op, StableIValue *stack) {
   if (in_general > 0 || !generally.load(std::memory_order_relaxed)) {
     Arguments arguments(stack, fields);
     if (op(arguments)) {
+      if (together() && hold(schema, fields, stack)) return;
       free_arguments(schema, fields, stack);
       arguments.give_results(stack, schema.outputs);
       return;
@@ -464,6 +489,11 @@ extern "C" anyfuse_status anyfuse_torch_together_end(int32_t run) {
   }
   if (run != 0 && status == ANYFUSE_OK)
     for (size_t i = 0; i < waiting.count; ++i) *waiting.steps[i].tensor = waiting.steps[i].next;
+  for (Held *held = waiting.held, *next; held != nullptr; held = next) {
+    next = held->next;
+    free_arguments(*held->schema, held->fields, held->stack);
+    std::free(held);
+  }
   std::free(waiting.steps);
   waiting = {};
   return status;
