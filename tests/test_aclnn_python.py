@@ -138,7 +138,7 @@ def test_lazy_adam() -> None:
     gradient, indices = torch.randn(4, 8), torch.tensor([[3], [-1], [3], [8]], dtype=torch.int32)
     copies = m.clone(), v.clone(), var.clone()
     aclnn.call("aclnnLazyAdam", gradient, indices, m, v, var, np.array([0.01], np.float32), 0.9, 0.999, 1e-8)
-    anyfuse.lazy_adam_(gradient, indices, *copies, lr=0.01)
+    anyfuse.lazy_adam_(gradient, indices, *copies, lr=0.01, convention="device")
     assert all(torch.equal(one, other) for one, other in zip((m, v, var), copies, strict=True))
 
 
@@ -170,6 +170,47 @@ def test_trans_matmul_weight() -> None:
     blocks = anyfuse.formats.nd_to_nz(weight)
     aclnn.call("aclnnTransMatmulWeight", weight)
     assert torch.equal(weight.reshape(blocks.shape), blocks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [((32, 64), torch.int8, 32 * 64), ((17, 33), torch.int8, 32 * 64), ((17, 33), "bfloat16", 32 * 48)],
+)
+def test_calculate_matmul_weight_size(shape: tuple[int, int], dtype: Any, expected: int) -> None:
+    assert aclnn.aclnnCalculateMatmulWeightSizeV2(shape, dtype) == expected
+    assert aclnn.aclnnCalculateMatmulWeightSizeV2((3, *shape), dtype) == 3 * expected
+    if dtype == torch.int8:
+        assert anyfuse.formats.nd_to_nz(torch.ones(shape, dtype=dtype)).numel() == expected
+    else:
+        assert aclnn.aclnnCalculateMatmulWeightSize(shape) == expected
+
+
+def test_calculate_matmul_weight_size_refuses() -> None:
+    with pytest.raises(AclnnError, match="FLOAT16, BF16, INT8"):
+        aclnn.aclnnCalculateMatmulWeightSizeV2([16, 16], torch.float32)
+    with pytest.raises(AclnnError, match="2 to 6 dimensions"):
+        aclnn.aclnnCalculateMatmulWeightSizeV2([16], torch.int8)
+    with pytest.raises(TypeError, match="dataType is 'int5'"):
+        aclnn.aclnnCalculateMatmulWeightSizeV2([16, 16], "int5")
+    with pytest.raises(TypeError, match="tensorShape is"):
+        aclnn.aclnnCalculateMatmulWeightSizeV2([16.0, 16.0], torch.int8)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(("variable", "convention"), [("", "device"), ("formula", "formula"), ("device", "device")])
+def test_lazy_adam_computes_as_its_documents_own_test(
+    variable: str, convention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its golden computes 1 - beta in float32: the default here; a convention that is set wins."""
+    monkeypatch.setenv("ANYFUSE_CONVENTION", variable)
+    torch.manual_seed(5)
+    gradient, ids = torch.rand(50, 32) * 10 + 10, torch.randperm(100)[:50].int()
+    m, v, var, lr = torch.zeros(100, 32), torch.rand(100, 32) + 1, torch.rand(100, 32), torch.tensor([0.001])
+    results = [value.clone() for value in (m, v, var)]
+    aclnn.call("aclnnLazyAdam", gradient, ids, *results, lr, 0.9, 0.999, 1e-7)
+    for one in ("formula", "device"):
+        tables = [value.clone() for value in (m, v, var)]
+        anyfuse.lazy_adam_(gradient, ids, *tables, lr, 0.9, 0.999, 1e-7, convention=one)
+        assert all(torch.equal(a, b) for a, b in zip(tables, results, strict=True)) == (one == convention)
 
 
 @pytest.mark.parametrize("y_dtype", [torch.int8, torch.float8_e5m2, "hifloat8", "int4"])
@@ -442,8 +483,9 @@ def test_every_operator_of_the_headers_is_here() -> None:
 
 def test_names_and_numbers_are_those_of_the_headers() -> None:
     text = "".join(header.read_text() for header in HEADERS.rglob("*.h"))
-    for code, name in aclnn.STATUS_NAMES.items():
-        assert f"{name} = {code};" in text
+    codes = re.findall(r"const (?:int|int32_t|aclnnStatus) (ACL\w*_ERR\w*) = ([1-9]\d*);", text)
+    assert {str(code): name for code, name in aclnn.STATUS_NAMES.items()} == {code: name for name, code in codes}
+    assert aclnn.STATUS_NAMES[561119] == "ACLNN_ERR_INNER_STATIC_BLOCK_DIM_INVALID"
     numbers = dict(re.findall(r"ACL_(\w+) = (\d+)", text))
     spelled = {"float32": "FLOAT", "float64": "DOUBLE", "bfloat16": "BF16"}
     for name, number in aclnn.DTYPES.items():

@@ -122,7 +122,10 @@ def agreeing_steps(beta1: float, beta2: float) -> list[int]:
     return [
         t
         for t in range(1, 200)
-        if all(float(torch.pow(b, torch.tensor([t]))) == numerics.f32(numerics.power(numerics.f32(b), t)) for b in (beta1, beta2))
+        if all(
+            float(torch.pow(b, torch.tensor([t]))) == numerics.f32(numerics.power(numerics.f32(b), t))
+            for b in (beta1, beta2)
+        )
     ]
 
 

@@ -18,48 +18,47 @@ from anyfuse import _core
 from anyfuse._opspec import REGISTRY, OpSpec
 
 ROOT = Path(__file__).parent.parent
-HEADER = ROOT / "csrc" / "include" / "anyfuse.h"
-TEXT = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
-
-C_TYPES = {
-    "size_t": ctypes.c_size_t,
-    "int32_t": ctypes.c_int32,
-    "anyfuse_dtype": ctypes.c_int32,
-    "int64_t": ctypes.c_int64,
-    "uint64_t": ctypes.c_uint64,
-    "uint32_t": ctypes.c_uint32,
-    "double": ctypes.c_double,
-    "float": ctypes.c_float,
-}
+INCLUDE = ROOT / "csrc" / "include"
+HEADERS = ("anyfuse.h", "anyfuse_internal.h")
+TEXT = re.sub(r"/\*.*?\*/", "", "".join((INCLUDE / name).read_text() for name in HEADERS), flags=re.S)
+COMPILER = os.environ.get("CC", "cc")
 
 
-def header_structs() -> dict[str, list[tuple[str, type]]]:
-    structs = {}
-    for name, body in re.findall(r"typedef struct (anyfuse_\w+) \{(.*?)\} \1;", TEXT, flags=re.S):
-        fields = []
-        for declaration in filter(None, map(str.strip, body.split(";"))):
-            kind, star, field = re.fullmatch(r"(.*?)(\**)\s*(\w+)", re.sub(r"\s+", " ", declaration)).groups()
-            kind = kind.replace("const", "").strip()
-            pointer = star or kind.endswith("*")
-            fields.append((field, ctypes.c_void_p if pointer else C_TYPES[kind]))
-        structs[name] = fields
-    return structs
+def test_what_python_reads_from_the_headers_is_what_the_compiler_reads(tmp_path: Path) -> None:
+    """Every constant, and every struct's size and the place and size of each field, from a C program."""
+    structs = re.findall(r"typedef struct (\w+) \{", TEXT)
+    assert set(re.findall(r"(ANYFUSE_\w+)\s*=", TEXT)) == _core.CONSTANTS.keys()
+    expected = dict(_core.CONSTANTS)
+    for name in structs:
+        kind: Any = _core.struct(name)
+        expected[f"sizeof({name})"] = ctypes.sizeof(kind)
+        for field, *_ in kind._fields_:
+            place = getattr(kind, field)
+            expected[f"offsetof({name}, {field})"] = place.offset
+            expected[f"sizeof((({name} *)0)->{field})"] = place.size
+    lines = "".join(f'  printf("%d\\n", (int){expression});\n' for expression in expected)
+    source = tmp_path / "read.c"
+    source.write_text(f'#include <stdio.h>\n#include "anyfuse_internal.h"\nint main(void) {{\n{lines}  return 0;\n}}\n')
+    program = tmp_path / "read"
+    subprocess.run([COMPILER, f"-I{INCLUDE}", str(source), "-o", str(program)], check=True)
+    listed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
+    assert dict(zip(expected, map(int, listed), strict=True)) == expected
 
 
-def test_python_structs_equal_the_header() -> None:
-    expected = header_structs()
-    assert expected.keys() == _core.STRUCTS.keys()
-    for name, fields in expected.items():
-        assert [(field, kind) for field, kind, *_ in _core.STRUCTS[name]._fields_] == fields, name
+def test_structs_declared_by_hand_are_those_of_the_header() -> None:
+    for name, kind in _core.STRUCTS.items():
+        declared: Any = kind
+        read: Any = _core.struct(name)
+        assert declared._fields_ == read._fields_, name
 
 
-def test_dtype_and_convention_numbers_equal_the_header() -> None:
-    numbers = {name.lower(): int(value) for name, value in re.findall(r"ANYFUSE_(\w+) = (\d+)", TEXT)}
-    for name, number in {**_core.DTYPES, **_core.CONVENTIONS}.items():
-        assert numbers[name] == number, name
-    assert set(_core._ERRORS) == {
-        numbers[name] for name in numbers if name.startswith(("invalid_", "no_target", "out_of_memory"))
-    }
+def test_every_status_but_ok_has_an_exception() -> None:
+    assert _core._ERRORS.keys() == set(_core.enum("anyfuse_status").values()) - {0}
+
+
+def test_the_headers_beside_the_library_are_those_of_the_checkout() -> None:
+    for path in _core.HEADERS:
+        assert path.read_text() == (INCLUDE / path.name).read_text(), f"{path.name}: build again"
 
 
 def symbols(path: Path, *options: str) -> list[tuple[str, str]]:
@@ -148,27 +147,27 @@ def test_kernel_passes_include_no_standard_templates() -> None:
     for path in (ROOT / "csrc" / "ops").glob("*.cpp"):
         kernel_pass = path.read_text().partition("#else  // ---- the entry point")[0]
         assert standard.isdisjoint(re.findall(r"#include <(\w+)>", kernel_pass)), path.name
-    for name in ("simd.h", "tile.h", "dot.h"):
-        path = ROOT / "csrc" / "core" / name
-        if path.exists():
-            assert standard.isdisjoint(re.findall(r"#include <(\w+)>", path.read_text())), name
+    core = ROOT / "csrc" / "core"
+    headers = [
+        *(core / "simd").glob("*.h"),
+        *(core / f"{name}.h" for name in ("simd", "convert", "lane_sum", "tile", "dot")),
+    ]
+    for path in headers:
+        assert standard.isdisjoint(re.findall(r"#include <(\w+)>", path.read_text())), path.name
 
 
-def test_intrinsics_stay_in_their_two_headers() -> None:
+def test_intrinsics_stay_in_the_files_of_the_instruction_sets() -> None:
     for path in (ROOT / "csrc").rglob("*"):
-        if path.suffix in (".h", ".cpp") and path.name not in ("simd.h", "dot.h"):
+        if path.suffix in (".h", ".cpp") and path.parent.name != "simd":
             assert not re.search(r"\b_mm\d*_|immintrin|arm_neon|\bv\w+q_[fsu]\d+\(", path.read_text()), path
 
 
-def test_c_compiler_takes_the_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("header", HEADERS)
+def test_c_compiler_takes_the_header(header: str, tmp_path: Path) -> None:
     source = tmp_path / "header.c"
-    source.write_text('#include "anyfuse.h"\nint main(void) { return anyfuse_version() == 0; }\n')
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run(
-        [compiler, "-std=c99", "-Wall", "-Werror", "-pedantic", f"-I{HEADER.parent}", "-c", str(source)],
-        check=True,
-        cwd=tmp_path,
-    )
+    source.write_text(f'#include "{header}"\nint main(void) {{ return anyfuse_version() == 0; }}\n')
+    flags = ["-std=c99", "-Wall", "-Werror", "-pedantic", f"-I{INCLUDE}"]
+    subprocess.run([COMPILER, *flags, "-c", str(source)], check=True, cwd=tmp_path)
 
 
 def test_results_are_the_noted_bits_on_every_target(tmp_path: Path) -> None:
@@ -178,11 +177,11 @@ def test_results_are_the_noted_bits_on_every_target(tmp_path: Path) -> None:
     source = str(ROOT / "tests" / "c" / "golden.c")
     subprocess.run(
         [
-            os.environ.get("CC", "cc"),
+            COMPILER,
             "-std=c11",
             "-Wall",
             "-Werror",
-            f"-I{HEADER.parent}",
+            f"-I{INCLUDE}",
             source,
             "-o",
             str(program),

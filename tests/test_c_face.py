@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import acl_config
+from anyfuse import _core, acl_config
 from anyfuse.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -33,8 +33,12 @@ CHECKERS = {
 }
 WAYS = [(name, "plain") for name in PROGRAMS]
 WAYS += [(name, "valgrind") for name in MEMORY_PROGRAMS if shutil.which("valgrind")]
-HEADERS = sorted(str(path.relative_to(acl_config.PREFIX / "include")) for path in acl_config.PREFIX.rglob("*.h"))
-NAMES = ["ascendcl", "nnopbase", "opapi", "opapi_nn", "opapi_math", "cust_opapi", "acl_op_compiler"]
+INCLUDE = acl_config.PREFIX / "include"
+HEADERS = sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h"))
+NAMES = sorted(path.name[3:-3] for path in (acl_config.PREFIX / "lib64").glob("lib*.so"))
+#: Those that operator projects link.
+LINKED = {"ascendcl", "acl_rt", "acl_op_compiler", "nnopbase", "opapi", "opapi_math", "opapi_nn", "opapi_cv"}
+LINKED |= {"opapi_transformer", "cust_opapi", "hccl", "c_sec"}
 
 C = [shutil.which("gcc") or "cc", "-std=c99"]
 CPP = [shutil.which("g++") or "c++", "-std=c++17"]
@@ -69,7 +73,7 @@ def build(source: Path, to: Path, *flags: str, link: list[str] | None = None) ->
 
 def declared_functions() -> set[str]:
     text = "".join((acl_config.PREFIX / "include" / name).read_text() for name in HEADERS)
-    return set(re.findall(r"\b([aA]cl\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*", "", text, flags=re.S)))
+    return set(re.findall(r"\b((?:[aA]cl|Hccl)\w+)\(", re.sub(r"/\*.*?\*/|#define[^\n]*", "", text, flags=re.S)))
 
 
 # ---- plain programs ----
@@ -107,7 +111,7 @@ def test_headers_stand_alone(standard: str, tmp_path: Path) -> None:
     sources = []
     for index, header in enumerate(HEADERS):
         sources.append(tmp_path / f"{index}.{suffix}")
-        sources[-1].write_text(f'#include "{header}"\n')
+        sources[-1].write_text(f'#include "{header}"\nextern int its_own;\n')
     flags = [f"-std={standard}", "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only"]
     run(compiler, *flags, "-Wno-unused-variable", f"-I{acl_config.PREFIX / 'include'}", *sources)
 
@@ -118,6 +122,10 @@ def exported(library: Path) -> set[str]:
 
 def test_the_library_exports_what_the_headers_declare_and_nothing_else() -> None:
     assert exported(acl_config.LIBRARY) == declared_functions()
+
+
+def test_every_name_that_projects_link_is_there() -> None:
+    assert set(NAMES) >= LINKED
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,7 +158,8 @@ def checked_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The face compiled with AddressSanitizer and with traps for undefined behaviour, over the installed core."""
     folder = tmp_path_factory.mktemp("asan")
     aclnn = ROOT / "csrc" / "aclnn"
-    include = [f"-I{aclnn}", f"-I{aclnn / 'include'}", f"-I{ROOT / 'csrc' / 'include'}"]
+    run(sys.executable, ROOT / "src" / "anyfuse" / "_products.py", folder / "products.inc")
+    include = [f"-I{aclnn}", f"-I{aclnn / 'include'}", f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}"]
     # An enumeration that comes from C can hold any number; that is answered by a code.
     checks = ["-fsanitize=address,undefined", "-fno-sanitize=enum", "-fsanitize-undefined-trap-on-error"]
     flags = ["-std=gnu++17", "-O0", "-g1", "-fPIC", "-fvisibility=hidden", *checks]
@@ -253,6 +262,57 @@ def test_a_project_written_for_a_toolkit_builds(variable: str, libraries: str, t
     assert environment[variable] == str(acl_config.PREFIX)
     cmake_build(tmp_path, tmp_path / "build", **environment)
     run(tmp_path / "build" / "operator_test", **environment)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])
+@pytest.mark.parametrize("inside", ["{}", "( {} )", "set -eu; {}"])
+def test_set_env_in_every_shell(shell: str, inside: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    script = inside.format(f". {acl_config.PREFIX}/set_env.sh && env")
+    variables = dict(line.partition("=")[::2] for line in run(shell, "-c", script).splitlines())
+    root = str(acl_config.PREFIX)
+    assert {variables[name] for name in ("ASCEND_HOME_PATH", "ASCEND_INSTALL_PATH", "DDK_PATH")} == {root}
+    assert variables["ASCEND_OPP_PATH"] == f"{root}/opp" and variables["LD_LIBRARY_PATH"].startswith(f"{root}/lib64")
+
+
+CMAKE_PROJECT = """
+cmake_minimum_required(VERSION 3.14)
+project(found LANGUAGES CXX)
+find_package(AnyfuseAcl {version} REQUIRED)
+add_executable(operator_test operator_test.cpp)
+target_link_libraries(operator_test PRIVATE AnyfuseAcl::acl)
+"""
+
+
+def test_find_package_by_prefix_and_version(tmp_path: Path) -> None:
+    """CMAKE_PREFIX_PATH alone finds it, on systems whose CMake looks into lib/ only, too; versions are compared."""
+    (tmp_path / "operator_test.cpp").write_text(TOOLKIT_PROGRAM)
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(version="0.1"))
+    cmake_build(tmp_path, tmp_path / "build", f"-DCMAKE_PREFIX_PATH={acl_config.PREFIX}")
+    run(tmp_path / "build" / "operator_test")
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(version="99"))
+    with pytest.raises(AssertionError, match="compatible with requested version"):
+        cmake_build(tmp_path, tmp_path / "other", f"-DCMAKE_PREFIX_PATH={acl_config.PREFIX}")
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config here")
+def test_pkg_config_builds_a_program(tmp_path: Path) -> None:
+    path = ask("--pkg-config")
+    flags = run("pkg-config", "--cflags", "--libs", "anyfuse-acl", PKG_CONFIG_PATH=path).split()
+    program = tmp_path / "all_entries"
+    run(*C, SOURCES / "all_entries.c", "-o", program, *flags, "-lm")
+    assert ": 0 failed" in run(program)
+    for name in ("anyfuse", "anyfuse-acl"):
+        assert run("pkg-config", "--modversion", name, PKG_CONFIG_PATH=path).strip() == _core.version()
+
+
+def test_plain_flags_build_a_program_on_the_c_api(tmp_path: Path) -> None:
+    source = ROOT / "tests" / "clients" / "plain_c" / "main.c"
+    run(*C, source, "-o", tmp_path / "plain", *ask("--plain", "--cflags", "--libs").split())
+    assert run(tmp_path / "plain") == "32 64 95 127\n"
+    refused = CliRunner().invoke(app, ["acl-config", "--plain", "--root"])
+    assert refused.exit_code == 2
 
 
 # ---- examples ----

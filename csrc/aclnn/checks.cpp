@@ -1,6 +1,7 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "aclnn/aclnn_base.h"
 
@@ -23,10 +24,18 @@ bool lies_like_nd(aclFormat format) {
   }
 }
 
-std::string names_of(const std::vector<aclDataType> &dtypes) {
+std::string names_of(const std::vector<int64_t> &dtypes) {
   std::string text;
-  for (aclDataType dtype : dtypes) text += (text.empty() ? "" : ", ") + std::string(name_of(dtype));
+  for (int64_t dtype : dtypes)
+    text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<aclDataType>(dtype)));
   return text;
+}
+
+// SIZE_MAX where the call has no tensor of that name.
+size_t position_of(const Call &call, const char *name) {
+  for (size_t position = 0; position < call.count(); ++position)
+    if (std::strcmp(call.argument(position).name, name) == 0) return position;
+  return SIZE_MAX;
 }
 
 }  // namespace
@@ -38,11 +47,48 @@ aclnnStatus require_given(const Call &call, std::initializer_list<size_t> positi
   return ACLNN_SUCCESS;
 }
 
-aclnnStatus require_product(const Call &call, uint32_t products) {
-  const Soc soc = call.settings().soc;
-  if (soc == kAny || (products & soc) != 0) return ACLNN_SUCCESS;
+aclnnStatus require_product(const Call &call) {
+  if (call.limits().available) return ACLNN_SUCCESS;
   return fail(ACLNN_ERR_PARAM_INVALID, "%s: the product is %s (ANYFUSE_SOC), which does not have this operator",
-              call.op(), soc_name(soc));
+              call.op(), call.settings().product);
+}
+
+aclnnStatus require_product_dtypes(const Call &call, int32_t code) {
+  size_t leader = SIZE_MAX;  // of those that must agree
+  for (const Rule *rule : call.limits().rules) {
+    const size_t position = position_of(call, rule->argument);
+    if (position == SIZE_MAX || !call.has(position)) continue;
+    const aclDataType got = call[position].dtype;
+    if (rule->kind == RuleKind::dtypes && std::count(rule->numbers.begin(), rule->numbers.end(), got) == 0)
+      return fail(code, "%s: %s has dtype %s on %s; accepted: %s", call.op(), rule->argument, name_of(got),
+                  call.settings().product, names_of({rule->numbers.begin(), rule->numbers.end()}).c_str());
+    if (rule->kind != RuleKind::one_dtype) continue;
+    if (leader == SIZE_MAX) leader = position;
+    if (got != call[leader].dtype)
+      return fail(code, "%s: %s has dtype %s on %s; accepted: %s, the dtype of %s", call.op(), rule->argument,
+                  name_of(got), call.settings().product, name_of(call[leader].dtype), call.argument(leader).name);
+  }
+  return ACLNN_SUCCESS;
+}
+
+aclnnStatus require_product_ranks(const Call &call) {
+  for (const Rule *rule : call.limits().rules) {
+    const size_t position = position_of(call, rule->argument);
+    if (rule->kind == RuleKind::ranks && position != SIZE_MAX)
+      ANYFUSE_TRY(require_rank(call, position, rule->numbers[0], rule->numbers[1]));
+  }
+  return ACLNN_SUCCESS;
+}
+
+aclnnStatus require_product_number(const Call &call, const char *name, double value, int32_t code) {
+  const Limits &limits = call.limits();
+  if (limits.take(name, value)) return ACLNN_SUCCESS;
+  std::string accepted = "a number above 0";
+  if (const Rule *factor = limits.find(RuleKind::multiples, name))
+    accepted = "a multiple of " + std::to_string(factor->numbers[0]);
+  if (const Rule *values = limits.find(RuleKind::values, name)) accepted = text_of(values->numbers);
+  return fail(code, "%s: %s is %g on %s; accepted: %s", call.op(), name, value, call.settings().product,
+              accepted.c_str());
 }
 
 aclnnStatus require_dtypes(const Call &call, std::initializer_list<Dtypes> table) {
@@ -51,7 +97,8 @@ aclnnStatus require_dtypes(const Call &call, std::initializer_list<Dtypes> table
     const aclDataType got = call[rule.position].dtype;
     if (std::find(rule.accepted.begin(), rule.accepted.end(), got) == rule.accepted.end())
       return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has dtype %s; accepted: %s", call.op(),
-                  call.argument(rule.position).name, name_of(got), names_of(rule.accepted).c_str());
+                  call.argument(rule.position).name, name_of(got),
+                  names_of({rule.accepted.begin(), rule.accepted.end()}).c_str());
   }
   return ACLNN_SUCCESS;
 }

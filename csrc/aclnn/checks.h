@@ -14,8 +14,12 @@ struct Dtypes {
 
 // 161001 for the first of these that is null.
 aclnnStatus require_given(const Call &call, std::initializer_list<size_t> positions);
-// 161002 on a product without the operator; `products` is a sum of Soc bits.
-aclnnStatus require_product(const Call &call, uint32_t products);
+// Rules of the product in force. 161002 on one without the operator; dtypes of arguments, and those that must agree;
+// numbers of dimensions; a size, number or option.
+aclnnStatus require_product(const Call &call);
+aclnnStatus require_product_dtypes(const Call &call, int32_t code = 161002);
+aclnnStatus require_product_ranks(const Call &call);
+aclnnStatus require_product_number(const Call &call, const char *name, double value, int32_t code = 561002);
 // For arguments that are given: 161002 for a dtype outside its list.
 aclnnStatus require_dtypes(const Call &call, std::initializer_list<Dtypes> table);
 // 161002 (or another code) unless all that are given have the dtype of the first.

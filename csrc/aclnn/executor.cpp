@@ -159,10 +159,23 @@ aclnnStatus set_address(const char *function, aclOpExecutor *handle, size_t inde
   return fail(ACLNN_ERR_PARAM_INVALID, "%s: index is %zu; accepted: below %zu", function, index, position);
 }
 
+// No operator here takes a list of tensors.
+aclnnStatus refuse_list(const char *function, const aclOpExecutor *handle, size_t index, const void *tensors) {
+  std::shared_ptr<Executor> executor;
+  ANYFUSE_TRY(find_executor(function, handle, &executor));
+  if (tensors == nullptr) return fail(ACLNN_ERR_INNER_NULLPTR, "%s: tensors is null", function);
+  return fail(ACLNN_ERR_PARAM_INVALID, "%s: irIndex is %zu; accepted: an argument that is a list, of which %s has none",
+              function, index, executor->op);
+}
+
 }  // namespace
 
 Call::Call(const char *op, uint64_t *workspace_size, aclOpExecutor **executor)
-    : op_(op), workspace_size_(workspace_size), executor_(executor), settings_(acl::settings()) {}
+    : op_(op),
+      workspace_size_(workspace_size),
+      executor_(executor),
+      settings_(acl::settings()),
+      limits_(limits_of(op, settings_.product)) {}
 
 Call &Call::add(const char *name, Role role, const aclTensor *handle) {
   Argument argument = {name, role, handle, handle != nullptr, false, {}};
@@ -278,6 +291,36 @@ aclnnStatus AclSetOutputTensorAddr(aclOpExecutor *executor, const size_t index, 
 
 aclnnStatus AclSetTensorAddr(aclOpExecutor *executor, const size_t index, aclTensor *tensor, void *addr) {
   return aclSetTensorAddr(executor, index, tensor, addr);
+}
+
+aclnnStatus aclSetDynamicInputTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                         void *) {
+  return refuse_list("aclSetDynamicInputTensorAddr", executor, irIndex, tensors);
+}
+
+aclnnStatus aclSetDynamicOutputTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                          void *) {
+  return refuse_list("aclSetDynamicOutputTensorAddr", executor, irIndex, tensors);
+}
+
+aclnnStatus aclSetDynamicTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                    void *) {
+  return refuse_list("aclSetDynamicTensorAddr", executor, irIndex, tensors);
+}
+
+aclnnStatus AclSetDynamicInputTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                         void *) {
+  return refuse_list("AclSetDynamicInputTensorAddr", executor, irIndex, tensors);
+}
+
+aclnnStatus AclSetDynamicOutputTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                          void *) {
+  return refuse_list("AclSetDynamicOutputTensorAddr", executor, irIndex, tensors);
+}
+
+aclnnStatus AclSetDynamicTensorAddr(aclOpExecutor *executor, size_t irIndex, const size_t, aclTensorList *tensors,
+                                    void *) {
+  return refuse_list("AclSetDynamicTensorAddr", executor, irIndex, tensors);
 }
 
 }  // extern "C"

@@ -58,6 +58,9 @@ class Call {
 
   const char *op() const { return op_; }
   const Settings &settings() const { return settings_; }
+  // Rules of the product in force, and whether there is none in force.
+  const Limits &limits() const { return limits_; }
+  bool any_product() const { return settings_.product == kAnyProduct; }
   bool has(size_t position) const { return arguments_[position].present; }
   const Tensor &operator[](size_t position) const { return arguments_[position].tensor; }
   const Argument &argument(size_t position) const { return arguments_[position]; }
@@ -81,6 +84,7 @@ class Call {
   uint64_t *workspace_size_;
   aclOpExecutor **executor_;
   Settings settings_;
+  Limits limits_;
   std::vector<Argument> arguments_;
 };
 

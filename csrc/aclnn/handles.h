@@ -36,7 +36,9 @@ enum Kind : uint64_t {
   kScalarList,
   kExecutor,
   kDataBuffer,
-  kTensorDesc
+  kTensorDesc,
+  kDataset,
+  kProfilingConfig
 };
 
 // All living things of one type. A found thing stays usable while the finder holds it, even if its handle is destroyed.

@@ -15,10 +15,10 @@ namespace anyfuse::acl {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
 
 struct Allocation {
-  size_t size;
+  size_t size;  // what a program may use of it
   bool device;
 };
 
@@ -32,14 +32,33 @@ Memory &memory() {
   return instance;
 }
 
-aclError allocate(const char *function, void **out, size_t size, bool device) {
+size_t page_of(aclrtMemMallocPolicy policy) {
+  switch (policy & 0xFF) {
+    case ACL_MEM_MALLOC_NORMAL_ONLY:
+    case ACL_MEM_MALLOC_NORMAL_ONLY_P2P:
+      return kPage;
+    default:
+      return kHugePage;
+  }
+}
+
+// What a request gets: rounded up to 32 bytes, 32 more, and whole pages, as on the device, where programs come to read
+// and write past what they asked for. Pages that nobody touches cost nothing. A size that is beyond any memory stays.
+size_t capacity_of(size_t size, size_t page) {
+  if (size > SIZE_MAX - 2 * kHugePage) return size;
+  const size_t least = (size + 31) / 32 * 32 + 32;
+  return (least + page - 1) / page * page;
+}
+
+aclError allocate(const char *function, void **out, size_t requested, bool device, size_t page) {
   if (out == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "%s: the pointer to fill is null", function);
   ANYFUSE_TRY(require_context(function));
-  if (size == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: size is 0; accepted: at least 1", function);
-  const bool huge = size >= 2 * kHugePage;  // scattered rows of a large table miss the TLB less on huge pages
+  if (requested == 0) return fail(ACL_ERROR_INVALID_PARAM, "%s: size is 0; accepted: at least 1", function);
+  const size_t size = settings().strict || !device ? requested : capacity_of(requested, page);
+  const bool huge = requested >= 2 * kHugePage;  // scattered rows of a large table miss the TLB less on huge pages
   void *address = nullptr;
   if (posix_memalign(&address, huge ? kHugePage : kAlignment, size) != 0)
-    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "%s: no memory for %zu bytes", function, size);
+    return fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "%s: no memory for %zu bytes", function, requested);
 #if defined(__linux__)
   if (huge) madvise(address, size, MADV_HUGEPAGE);
 #endif
@@ -184,16 +203,16 @@ using namespace anyfuse::acl;
 
 extern "C" {
 
-aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy) {
-  return allocate("aclrtMalloc", devPtr, size, true);
+aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy) {
+  return allocate("aclrtMalloc", devPtr, size, true, page_of(policy));
 }
 
-aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy) {
-  return allocate("aclrtMallocAlign32", devPtr, size, true);
+aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy) {
+  return allocate("aclrtMallocAlign32", devPtr, size, true, page_of(policy));
 }
 
-aclError aclrtMallocCached(void **devPtr, size_t size, aclrtMemMallocPolicy) {
-  return allocate("aclrtMallocCached", devPtr, size, true);
+aclError aclrtMallocCached(void **devPtr, size_t size, aclrtMemMallocPolicy policy) {
+  return allocate("aclrtMallocCached", devPtr, size, true, page_of(policy));
 }
 
 // The host and the device see one memory: there is nothing to flush.
@@ -209,7 +228,7 @@ aclError aclrtMemInvalidate(void *devPtr, size_t size) {
 
 aclError aclrtFree(void *devPtr) { return release("aclrtFree", devPtr, true); }
 
-aclError aclrtMallocHost(void **hostPtr, size_t size) { return allocate("aclrtMallocHost", hostPtr, size, false); }
+aclError aclrtMallocHost(void **hostPtr, size_t size) { return allocate("aclrtMallocHost", hostPtr, size, false, 0); }
 
 aclError aclrtFreeHost(void *hostPtr) { return release("aclrtFreeHost", hostPtr, false); }
 

@@ -14,19 +14,6 @@
 namespace anyfuse::acl {
 namespace {
 
-struct SocName {
-  Soc soc;
-  const char *name;
-};
-
-constexpr SocName kSocs[] = {{kAny, "any"},
-                             {kAscend910B, "Ascend910B"},
-                             {kAscend910_93, "Ascend910_93"},
-                             {kAscend950, "Ascend950"},
-                             {kAscend310P, "Ascend310P"},
-                             {kKirinX90, "KirinX90"},
-                             {kKirin9030, "Kirin9030"}};
-
 struct State {
   std::mutex mutex;
   bool initialized = false;
@@ -61,23 +48,29 @@ const char *variable(const char *name) {
 aclError read_soc(Settings *out) {
   const char *value = variable("ANYFUSE_SOC");
   if (value == nullptr) return ACL_SUCCESS;
-  for (const SocName &entry : kSocs) {
-    if (std::strcmp(entry.name, value) != 0) continue;
-    out->soc = entry.soc;
-    return ACL_SUCCESS;
-  }
-  return fail(ACL_ERROR_INVALID_PARAM,
-              "aclInit: ANYFUSE_SOC is %s; accepted: any, Ascend910B, Ascend910_93, Ascend950, Ascend310P, KirinX90, "
-              "Kirin9030",
-              value);
+  const char *product = product_of(value);
+  if (product == nullptr)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclInit: ANYFUSE_SOC is %s; accepted: %s", value, product_names());
+  out->product = product;
+  return ACL_SUCCESS;
 }
 
 aclError read_convention(Settings *out) {
   const char *value = variable("ANYFUSE_CONVENTION");
-  if (value == nullptr || std::strcmp(value, "formula") == 0) return ACL_SUCCESS;
-  if (std::strcmp(value, "device") != 0)
+  if (value == nullptr) return ACL_SUCCESS;
+  const bool device = std::strcmp(value, "device") == 0;
+  if (!device && std::strcmp(value, "formula") != 0)
     return fail(ACL_ERROR_INVALID_PARAM, "aclInit: ANYFUSE_CONVENTION is %s; accepted: formula, device", value);
-  out->convention = ANYFUSE_DEVICE;
+  out->convention = out->lazy_adam_convention = device ? ANYFUSE_DEVICE : ANYFUSE_FORMULA;
+  return ACL_SUCCESS;
+}
+
+aclError read_strict(Settings *out) {
+  const char *value = variable("ANYFUSE_ACL_STRICT");
+  if (value == nullptr) return ACL_SUCCESS;
+  if (std::strcmp(value, "0") != 0 && std::strcmp(value, "1") != 0)
+    return fail(ACL_ERROR_INVALID_PARAM, "aclInit: ANYFUSE_ACL_STRICT is %s; accepted: 0, 1", value);
+  out->strict = *value == '1';
   return ACL_SUCCESS;
 }
 
@@ -116,12 +109,6 @@ Settings settings() {
   return s.settings;
 }
 
-const char *soc_name(Soc soc) {
-  for (const SocName &entry : kSocs)
-    if (entry.soc == soc) return entry.name;
-  return "any";
-}
-
 aclError require_initialized(const char *function) {
   State &s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
@@ -155,6 +142,7 @@ aclError aclInit(const char *configPath) {
   ANYFUSE_TRY(read_soc(&settings));
   ANYFUSE_TRY(read_convention(&settings));
   ANYFUSE_TRY(read_threads(&settings));
+  ANYFUSE_TRY(read_strict(&settings));
   s.settings = settings;
   s.initialized = true;
   return ACL_SUCCESS;
@@ -186,11 +174,11 @@ aclError aclrtGetVersion(int32_t *majorVersion, int32_t *minorVersion, int32_t *
   return ACL_SUCCESS;
 }
 
-const char *aclrtGetSocName(void) { return soc_name(settings().soc); }
+const char *aclrtGetSocName(void) { return settings().product; }
 
 aclError aclrtGetRunMode(aclrtRunMode *runMode) {
   if (runMode == nullptr) return fail(ACL_ERROR_INVALID_PARAM, "aclrtGetRunMode: runMode is null");
-  ANYFUSE_TRY(require_context("aclrtGetRunMode"));
+  ANYFUSE_TRY(require_initialized("aclrtGetRunMode"));
   *runMode = ACL_HOST;
   return ACL_SUCCESS;
 }

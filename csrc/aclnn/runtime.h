@@ -8,30 +8,23 @@
 #include <mutex>
 
 #include "acl/acl.h"
+#include "anyfuse.h"
 #include "handles.h"
+#include "products.h"
 
 namespace anyfuse::acl {
 
-// Products, one bit each; `kAny` is the profile that limits nothing.
-enum Soc : uint32_t {
-  kAny = 0,
-  kAscend910B = 1,
-  kAscend910_93 = 2,
-  kAscend950 = 4,
-  kAscend310P = 8,
-  kKirinX90 = 16,
-  kKirin9030 = 32
-};
-
 // What aclInit has read from the environment.
 struct Settings {
-  Soc soc = kAny;
-  int32_t convention = 0;
+  const char *product = kAnyProduct;
+  int32_t convention = ANYFUSE_FORMULA;
+  // LazyAdam's document defines its numbers by a test, which computes as the device does: its default is that.
+  int32_t lazy_adam_convention = ANYFUSE_DEVICE;
   int32_t threads = 1;
+  bool strict = false;  // device memory ends where the request ended
 };
 
 Settings settings();
-const char *soc_name(Soc soc);
 
 struct Context {
   static constexpr uint64_t kKind = kContext;

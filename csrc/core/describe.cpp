@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "anyfuse.h"
+#include "anyfuse_internal.h"
 
 namespace anyfuse {
 namespace {

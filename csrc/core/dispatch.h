@@ -18,30 +18,17 @@
   extern "C" __attribute__((visibility("hidden"))) void ANYFUSE_KERNEL_SYMBOL(op, ANYFUSE_TARGET)( \
       const anyfuse::Args &args, int64_t begin, int64_t end)
 
+#define ANYFUSE_DECLARE_KERNEL(target, op, Args) \
+  void ANYFUSE_KERNEL_SYMBOL(op, target)(const anyfuse::Args &, int64_t, int64_t);
+#define ANYFUSE_NAME_KERNEL(target, op) ANYFUSE_KERNEL_SYMBOL(op, target),
+
 #define ANYFUSE_DISPATCH(op, Args)                                                                  \
   extern "C" {                                                                                      \
-  ANYFUSE_FOR_EACH_TARGET_OF(op, Args)                                                              \
+  ANYFUSE_FOR_EACH_TARGET(ANYFUSE_DECLARE_KERNEL, op, Args)                                         \
   }                                                                                                 \
   static auto op##_kernel_of(int32_t target) -> void (*)(const anyfuse::Args &, int64_t, int64_t) { \
     using Kernel = void (*)(const anyfuse::Args &, int64_t, int64_t);                               \
-    static constexpr Kernel table[] = {ANYFUSE_TABLE_OF(op)};                                       \
+    static constexpr Kernel table[] = {ANYFUSE_FOR_EACH_TARGET(ANYFUSE_NAME_KERNEL, op)};           \
     return target < 0 ? nullptr : table[target];                                                    \
   }                                                                                                 \
   [[maybe_unused]] static auto op##_kernel() { return op##_kernel_of(anyfuse::current_target()); }
-
-#define ANYFUSE_DECLARE(op, Args, target) \
-  void ANYFUSE_KERNEL_SYMBOL(op, target)(const anyfuse::Args &, int64_t, int64_t);
-#if defined(__x86_64__)
-#define ANYFUSE_FOR_EACH_TARGET_OF(op, Args) \
-  ANYFUSE_DECLARE(op, Args, base) ANYFUSE_DECLARE(op, Args, avx2) ANYFUSE_DECLARE(op, Args, avx512)
-#define ANYFUSE_TABLE_OF(op) \
-  ANYFUSE_KERNEL_SYMBOL(op, base), ANYFUSE_KERNEL_SYMBOL(op, avx2), ANYFUSE_KERNEL_SYMBOL(op, avx512)
-#elif defined(__aarch64__)
-#define ANYFUSE_FOR_EACH_TARGET_OF(op, Args) \
-  ANYFUSE_DECLARE(op, Args, base) ANYFUSE_DECLARE(op, Args, neon) ANYFUSE_DECLARE(op, Args, neon_dot)
-#define ANYFUSE_TABLE_OF(op) \
-  ANYFUSE_KERNEL_SYMBOL(op, base), ANYFUSE_KERNEL_SYMBOL(op, neon), ANYFUSE_KERNEL_SYMBOL(op, neon_dot)
-#else
-#define ANYFUSE_FOR_EACH_TARGET_OF(op, Args) ANYFUSE_DECLARE(op, Args, base)
-#define ANYFUSE_TABLE_OF(op) ANYFUSE_KERNEL_SYMBOL(op, base)
-#endif

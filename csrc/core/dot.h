@@ -1,5 +1,4 @@
-// int8 x int8 -> int32, exact for every value on every target. For the kernel pass only; with simd.h the only
-// intrinsics.
+// int8 x int8 -> int32, exact for every value on every target. For the kernel pass only.
 //
 // Weights lie in panels of 16 columns, one order for every target: a step is 4 values of k, a line is one step of a
 // panel, and column j of a panel has its 4 values at byte 4 j of the line. A line is one vector of the widest
@@ -9,6 +8,16 @@
 // A sum vector holds kDotColumns columns with kDotParts partial sums each, side by side. The columns' sums are the
 // parts added up, less kDotOffset times the sum of the row's codes, all modulo 2^32: a sum over k <= 131071 fits int32,
 // and what overflows on the way to it wraps and comes back.
+//
+// A target's file in simd/ gives the types of a code in a tile (dot_code), of a sum vector and of what is multiplied
+// (DotSum, DotWeights, DotCodes), the three constants above, and:
+//
+//   dot_weights(p), dot_codes(p)   from memory: a step of kDotColumns columns, a step of one row
+//   dot_add(sum, w, c)             sum + w c
+//   dot_vectors(rows)              sum vectors side by side in one tile: with few rows more of them, so that a narrow
+//                                  target reads whole lines of weights; with many rows as many as leave the sums in
+//                                  registers
+//   ANYFUSE_KEEP_IN_REGISTER(sum)  the compiler neither spills the sum nor moves its additions apart
 #pragma once
 #include "core/simd.h"
 
@@ -17,140 +26,10 @@ constexpr int kDotPanel = 16;                    // columns in a panel
 constexpr int kDotLine = kDotPanel * kDotDepth;  // bytes
 constexpr int kDotRows = 6;                      // most rows in a tile of codes
 
-#if defined(ANYFUSE_TARGET_IS_avx512)
-
-// vpdpbusd multiplies unsigned by signed bytes: the weights are taken as w + 128, and the sum is too large by 128 times
-// the sum of the codes, which is one number for a whole row.
-typedef int8_t dot_code;
-typedef __m512i DotSum;
-typedef __m512i DotWeights;
-typedef __m512i DotCodes;
-constexpr int kDotColumns = 16, kDotParts = 1, kDotOffset = 128;
-
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) {
-  return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
-}
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
-  int32_t four;
-  memcpy(&four, p, sizeof four);
-  return _mm512_set1_epi32(four);
-}
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return _mm512_dpbusd_epi32(sum, w, c); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+v"(sum))
-
-#elif defined(ANYFUSE_TARGET_IS_avx2)
-
-// vpmaddwd of 16-bit values is exact (vpmaddubsw saturates): 4 columns, their even and odd pairs of k apart.
-typedef int16_t dot_code;
-typedef __m256i DotSum;
-typedef __m256i DotWeights;
-typedef __m256i DotCodes;
-constexpr int kDotColumns = 4, kDotParts = 2, kDotOffset = 0;
-
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) {
-  return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-}
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
-  long long four;
-  memcpy(&four, p, sizeof four);
-  return _mm256_set1_epi64x(four);
-}
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(w, c));
-}
-// GCC may otherwise move all products in front of the sums and spill the sums: measured 2.4 times slower.
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+x"(sum))
-
-#elif defined(__SSE2__)
-
-typedef int16_t dot_code;
-typedef __m128i DotSum;
-typedef __m128i DotWeights;
-typedef __m128i DotCodes;
-constexpr int kDotColumns = 2, kDotParts = 2, kDotOffset = 0;
-
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) {
-  const __m128i w = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
-  return _mm_srai_epi16(_mm_unpacklo_epi8(w, w), 8);
-}
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
-  const __m128i c = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
-  return _mm_unpacklo_epi64(c, c);
-}
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return _mm_add_epi32(sum, _mm_madd_epi16(w, c)); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__("" : "+x"(sum))
-
-#elif defined(ANYFUSE_TARGET_IS_neon_dot)
-
-typedef int8_t dot_code;
-typedef int32x4_t DotSum;
-typedef int8x16_t DotWeights;
-typedef int8x16_t DotCodes;
-constexpr int kDotColumns = 4, kDotParts = 1, kDotOffset = 0;
-
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) { return vld1q_s8(p); }
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
-  int32_t four;
-  memcpy(&four, p, sizeof four);
-  return vreinterpretq_s8_s32(vdupq_n_s32(four));
-}
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vdotq_s32(sum, w, c); }
-// "memory": GCC otherwise loads the codes of all rows first, and a sum is spilled for want of a register.
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
-
-#elif defined(ANYFUSE_TARGET_IS_neon)
-
-// Each product is widened to 16 bits and added in pairs at once: two products of -128 by -128 already overflow int16.
-typedef int8_t dot_code;
-typedef int32x4_t DotSum;
-typedef int8x8_t DotWeights;
-typedef int8x8_t DotCodes;
-constexpr int kDotColumns = 2, kDotParts = 2, kDotOffset = 0;
-
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) { return vld1_s8(p); }
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) {
-  int32_t four;
-  memcpy(&four, p, sizeof four);
-  return vreinterpret_s8_s32(vdup_n_s32(four));
-}
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return vpadalq_s16(sum, vmull_s8(w, c)); }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) __asm__ volatile("" : "+w"(sum) : : "memory")
-
-#else
-
-typedef int8_t dot_code;
-typedef int8_t DotBytes __attribute__((vector_size(4)));
-typedef int32_t DotSum __attribute__((vector_size(16)));
-typedef DotSum DotWeights;
-typedef DotSum DotCodes;
-constexpr int kDotColumns = 1, kDotParts = 4, kDotOffset = 0;
-
-ANYFUSE_INLINE DotSum dot_widen(const int8_t *p) {
-  DotBytes four;
-  memcpy(&four, p, sizeof four);
-  return __builtin_convertvector(four, DotSum);
-}
-ANYFUSE_INLINE DotWeights dot_weights(const int8_t *p) { return dot_widen(p); }
-ANYFUSE_INLINE DotCodes dot_codes(const dot_code *p) { return dot_widen(p); }
-ANYFUSE_INLINE DotSum dot_add(DotSum sum, DotWeights w, DotCodes c) { return sum + w * c; }
-#define ANYFUSE_KEEP_IN_REGISTER(sum) (void)(sum)
-
-#endif
-
 constexpr int kDotLanes = kDotColumns * kDotParts;            // int32 in a sum vector
 constexpr int kDotPanelVectors = kDotPanel / kDotColumns;     // sum vectors of a panel, for one row
 constexpr int kDotPanelLanes = kDotPanelVectors * kDotLanes;  // int32 of a panel, for one row
 static_assert(sizeof(DotSum) == kDotLanes * sizeof(int32_t), "a sum vector is its lanes");
-
-// Sum vectors side by side in one tile: with few rows more of them, so that a narrow target reads whole lines of
-// weights; with many rows as many as leave the sums in registers.
-#if defined(ANYFUSE_TARGET_IS_avx512) || defined(ANYFUSE_TARGET_IS_neon_dot)
-constexpr int dot_vectors(int) { return 4; }
-#elif defined(ANYFUSE_TARGET_IS_neon)
-constexpr int dot_vectors(int rows) { return rows <= 3 ? 8 : 4; }
-#else
-constexpr int dot_vectors(int rows) { return rows <= 2 ? 4 : 2; }
-#endif
 
 // Panels that are worked on together, tile after tile: their weights of 256 values of k, and those that come next, fit
 // L1 (a panel) or, where a product takes several panels at once, L2.

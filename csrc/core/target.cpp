@@ -18,11 +18,16 @@
 namespace anyfuse {
 namespace {
 
-#define ANYFUSE_TARGET_NAME(name) #name,
+#define ANYFUSE_TARGET_NAME(name, ...) #name,
 const char *const kNames[] = {ANYFUSE_FOR_EACH_TARGET(ANYFUSE_TARGET_NAME)};
 #undef ANYFUSE_TARGET_NAME
 
+// Whether this CPU can run a target: one function for each.
+
+bool runs_base() { return true; }
+
 #if defined(__x86_64__)
+
 // Two features that Clang's __builtin_cpu_supports knows by no name before version 15.
 bool has_f16c_and_lzcnt() {
   unsigned a, b, c, d;
@@ -30,36 +35,46 @@ bool has_f16c_and_lzcnt() {
   const bool lzcnt = __get_cpuid(0x80000001u, &a, &b, &c, &d) != 0 && (c & (1u << 5)) != 0;
   return f16c && lzcnt;
 }
-#endif
 
-bool available(Target target) {
-  if (target == Target::base) return true;
-#if defined(__x86_64__)
+bool runs_avx2() {
   __builtin_cpu_init();  // the library may be used by another library's constructor, before ours ran
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("popcnt") && has_f16c_and_lzcnt();
-  if (target == Target::avx2) return avx2;
-  return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+         __builtin_cpu_supports("popcnt") && has_f16c_and_lzcnt();
+}
+
+bool runs_avx512() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni");
-#elif defined(__aarch64__) && defined(__linux__)
-  return target == Target::neon || (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+}
+
 #elif defined(__aarch64__)
-  return true;  // every 64-bit Apple processor has the dot product
+
+bool runs_neon() { return true; }
+
+bool runs_neon_dot() {
+#if defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #else
-  return false;
+  return true;  // every 64-bit Apple processor has the dot product
 #endif
 }
+
+#endif
+
+#define ANYFUSE_RUNS_TARGET(name, ...) runs_##name,
+bool (*const kRuns[])() = {ANYFUSE_FOR_EACH_TARGET(ANYFUSE_RUNS_TARGET)};
+#undef ANYFUSE_RUNS_TARGET
 
 // -1 stands for a name that is unknown or cannot run here.
 int32_t find(const char *name) {
   if (name == nullptr || *name == '\0') {
     for (int32_t i = kTargetCount - 1; i > 0; --i)
-      if (available(static_cast<Target>(i))) return i;
+      if (kRuns[i]()) return i;
     return 0;
   }
   for (int32_t i = 0; i < kTargetCount; ++i)
-    if (std::strcmp(name, kNames[i]) == 0 && available(static_cast<Target>(i))) return i;
+    if (std::strcmp(name, kNames[i]) == 0 && kRuns[i]()) return i;
   return -1;
 }
 
@@ -83,7 +98,7 @@ const char *anyfuse_target_name(int32_t index) {
 }
 
 int32_t anyfuse_target_available(int32_t index) {
-  return index >= 0 && index < kTargetCount && anyfuse::available(static_cast<anyfuse::Target>(index));
+  return index >= 0 && index < kTargetCount && anyfuse::kRuns[index]();
 }
 
 int32_t anyfuse_target_current(void) { return anyfuse::current_target(); }

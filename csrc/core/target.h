@@ -1,20 +1,14 @@
-// Which instruction set runs. One list of targets for the architecture being built; ANYFUSE_TARGET overrides the
-// choice.
+// Which instruction set runs; ANYFUSE_TARGET overrides the choice.
 #pragma once
 #include <cstdint>
 
-// X(name): every target compiled in, worst first. The entry pass builds its tables from this list.
-#if defined(__x86_64__)
-#define ANYFUSE_FOR_EACH_TARGET(X) X(base) X(avx2) X(avx512)
-#elif defined(__aarch64__)
-#define ANYFUSE_FOR_EACH_TARGET(X) X(base) X(neon) X(neon_dot)
-#else
-#define ANYFUSE_FOR_EACH_TARGET(X) X(base)
-#endif
+// ANYFUSE_FOR_EACH_TARGET(X, ...): X(name, ...) for every target compiled in, worst first. Written by CMakeLists.txt,
+// where the targets are listed.
+#include "targets.def"
 
 namespace anyfuse {
 
-#define ANYFUSE_ENUM_TARGET(name) name,
+#define ANYFUSE_ENUM_TARGET(name, ...) name,
 enum class Target : int32_t { ANYFUSE_FOR_EACH_TARGET(ANYFUSE_ENUM_TARGET) count };
 #undef ANYFUSE_ENUM_TARGET
 

@@ -2,7 +2,7 @@
 // another dtype, or the short tile at a tensor's end, passes through a scratch tile in L1, so that no kernel has a
 // scalar tail.
 #pragma once
-#include "core/simd.h"
+#include "core/convert.h"
 
 constexpr int kTile = 256;
 

@@ -4,7 +4,9 @@
  * against an older header keeps working: fields a caller does not know are taken as zero, and zero always means "as
  * before". All pointers are host pointers to contiguous memory. No function prints, aborts or throws; each returns a
  * status, and nothing has been written when the status is not ANYFUSE_OK. The mathematics of each operator is in the
- * docstring of src/anyfuse/ops/<operator>.py. */
+ * docstring of src/anyfuse/ops/<operator>.py.
+ *
+ * The Python package reads types, fields and numbers from this file. */
 #ifndef ANYFUSE_H
 #define ANYFUSE_H
 
@@ -51,6 +53,7 @@ enum {
 };
 
 /* Which numbers: the published formula, or the order of operations of the device kernel. */
+typedef int32_t anyfuse_convention;
 enum { ANYFUSE_FORMULA = 0, ANYFUSE_DEVICE = 1 };
 
 /* ---- the library ---- */
@@ -69,53 +72,6 @@ ANYFUSE_API anyfuse_status anyfuse_target_set(const char *name);
 
 /* Where parallel loops run: "openmp" (the pool that is already in the process), "std" or "none". */
 ANYFUSE_API const char *anyfuse_thread_pool(void);
-
-/* ---- describe: what many tensors of Python are and where they lie, for the package's own use ---- */
-
-typedef struct anyfuse_description {
-  const void *object; /* the Python object, which tells one tensor from another */
-  void *data;
-  int64_t numel;
-  int64_t extent;      /* bytes from the first element to the end of the last */
-  uint64_t layout;     /* of shape and strides: equal ones have equal numbers, others have others but for one in 2^64 */
-  anyfuse_dtype dtype; /* -1: none of the types above */
-  int32_t device;      /* kind of device as DLPack numbers it: 1 is the memory of the CPU */
-  int32_t contiguous;
-  int32_t dimensions;
-} anyfuse_description;
-
-/* Describes the `count` items of a Python list. The caller holds Python's lock, and gives what it has found in the
- * process, as this library is built without Python: PyList_GetItem, and the function of DLPack's exchange API that
- * fills a DLTensor from an object of the tensors' class without a copy. ANYFUSE_INVALID_POINTER with a Python exception
- * set for an object that is no tensor, or has no memory of its own. */
-ANYFUSE_API anyfuse_status anyfuse_describe(void *tensors, int64_t count, const void *item, const void *look,
-                                            anyfuse_description *out);
-
-/* ---- stream: the memory traffic of a kernel without its arithmetic, the roofline of `anyfuse bench` ---- */
-
-enum { ANYFUSE_STREAM_READ = 0, ANYFUSE_STREAM_UPDATE = 1, ANYFUSE_STREAM_WRITE = 2 };
-
-typedef struct anyfuse_stream_array {
-  void *data;       /* aligned to 64 bytes; its contents are changed unless it is only read */
-  int64_t width;    /* bytes a unit */
-  int32_t access;   /* ANYFUSE_STREAM_... */
-  int32_t by_index; /* 1: unit i lies in row index[i] */
-} anyfuse_stream_array;
-
-/* Without an index, `tile` units of one array are touched before the next array's turn: a power of two up to 16384 that
- * divides `units`, with tile * width a multiple of 64. With an index every width is a multiple of 64. */
-typedef struct anyfuse_stream_params {
-  size_t size;
-  const anyfuse_stream_array *arrays;
-  int64_t count;
-  int64_t units;
-  int64_t tile;
-  const int64_t *index; /* NULL, or `units` rows */
-  int32_t nontemporal;  /* 1: written arrays go past the caches where the CPU can do that */
-  int32_t threads;
-} anyfuse_stream_params;
-
-ANYFUSE_API anyfuse_status anyfuse_stream(const anyfuse_stream_params *params);
 
 /* ---- apply_fused_ema_adamw: AdamW and an EMA of the weights in one pass, for a list of tensors ---- */
 
@@ -149,7 +105,7 @@ typedef struct anyfuse_apply_fused_ema_adamw_params {
   double grad_scale; /* gradients are divided by it; 0 stands for 1 */
   int32_t mode;      /* 1 AdamW, 0 Adam with L2 */
   int32_t bias_correction;
-  int32_t convention;
+  anyfuse_convention convention;
   int32_t maximize; /* the gradient's sign is turned */
   int32_t threads;
   int32_t stochastic_rounding; /* var and s of 16 bits are rounded up or down by chance */
@@ -187,7 +143,7 @@ typedef struct anyfuse_add_rms_norm_dynamic_quant_params {
   anyfuse_dtype smooth_scale2_dtype;
   anyfuse_dtype beta_dtype;
   anyfuse_dtype y_dtype; /* INT8, INT4, FLOAT8_E4M3FN, FLOAT8_E5M2 or HIFLOAT8 */
-  int32_t convention;
+  anyfuse_convention convention;
   int32_t threads;
 } anyfuse_add_rms_norm_dynamic_quant_params;
 
@@ -232,7 +188,7 @@ typedef struct anyfuse_lazy_adam_params {
   double beta2;
   double epsilon;        /* its magnitude in fp32 is at least that of 1e-8 */
   int32_t assume_unique; /* the ids of a table are distinct: equal ones are not looked for */
-  int32_t convention;
+  anyfuse_convention convention;
   int32_t threads;
   int32_t reserved;
   double weight_decay;
@@ -255,8 +211,8 @@ enum {
   ANYFUSE_WEIGHT_KN = 1,    /* (k, n) */
   ANYFUSE_WEIGHT_NZ_NK = 2, /* FRACTAL_NZ (ceil(k/32), ceil(n/16), 16, 32): [k/32][n/16][n%16][k%32] */
   ANYFUSE_WEIGHT_NZ_KN = 3, /* FRACTAL_NZ (ceil(n/32), ceil(k/16), 16, 32): [n/32][k/16][k%16][n%32] */
-  ANYFUSE_WEIGHT_PACKED =
-      4 /* (ceil(n/16), ceil(k/4), 16, 4): [n/16][k/4][n%16][k%4], as the kernels of every target read */
+  /* (ceil(n/16), ceil(k/4), 16, 4): [n/16][k/4][n%16][k%4], as the kernels of every target read */
+  ANYFUSE_WEIGHT_PACKED = 4
 };
 
 /* How many scales the rows of x have, where scales are given. */
@@ -281,7 +237,7 @@ typedef struct anyfuse_quant_matmul_dequant_params {
   anyfuse_dtype out_dtype;
   int32_t weight_layout;
   int32_t quant_mode;
-  int32_t convention;
+  anyfuse_convention convention;
   int32_t threads;
   int32_t reserved;
 } anyfuse_quant_matmul_dequant_params;
@@ -343,7 +299,7 @@ typedef struct anyfuse_apply_adam_w_quant_params {
   double eps;
   double gnorm_scale;
   double grad_scale; /* gradients are divided by it; 0 stands for 1 */
-  int32_t convention;
+  anyfuse_convention convention;
   int32_t maximize;       /* the gradient's sign is turned */
   int32_t skip_nonfinite; /* a block whose gradient is not finite everywhere stays as it is */
   int32_t nonzero_v;      /* a second moment above 0 never gets the code of 0 */

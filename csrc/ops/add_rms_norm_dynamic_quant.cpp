@@ -28,6 +28,8 @@ struct NormQuant {
 #if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
 
 #include "core/codes.h"
+#include "core/convert.h"
+#include "core/lane_sum.h"
 
 namespace {
 

@@ -23,6 +23,7 @@ struct AdamWQuantStep {
 
 #if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
 
+#include "core/convert.h"
 #include "core/rounding.h"
 
 namespace {

@@ -63,6 +63,7 @@ inline anyfuse::LazyAdamStep step_numbers(const anyfuse::LazyAdamTable &t, int64
 
 #if defined(ANYFUSE_TARGET)  // ---- the kernel, once per target ----
 
+#include "core/convert.h"
 #include "core/rounding.h"
 
 namespace {

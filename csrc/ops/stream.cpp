@@ -1,6 +1,6 @@
 // The memory traffic of a kernel without its arithmetic: what the machine gives at best for so many arrays read,
 // updated and written side by side. No operator: `anyfuse bench` runs it between them and calls its rate the roofline.
-#include "anyfuse.h"
+#include "anyfuse_internal.h"
 #include "core/dispatch.h"
 
 namespace anyfuse {

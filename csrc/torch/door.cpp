@@ -311,9 +311,10 @@ Tensor Arguments::described(Handle handle) {
   static const int64_t kNoSizes = 0;
   out.sizes = sizes == nullptr ? &kNoSizes : sizes;  // of no dimensions
   // A storage may have been released or shrunk under its tensor.
-  plain_ = plain_ && contiguous && out.dtype >= 0 && held >= offset * element_size(out.dtype) + out.bytes();
-  if (plain_ && out.numel > 0) torch.aoti_torch_get_data_ptr(handle, &out.data);
-  plain_ = plain_ && (out.numel == 0 || out.data != nullptr);
+  plain_ = plain_ && contiguous && out.dtype >= 0;
+  if (!plain_ || out.numel == 0) return out;
+  torch.aoti_torch_get_data_ptr(handle, &out.data);
+  plain_ = out.data != nullptr && held >= offset * element_size(out.dtype) + out.bytes();
   return out;
 }
 

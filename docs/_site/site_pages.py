@@ -14,7 +14,8 @@ import typer
 from typer.cli import get_docs_for_click
 
 from anyfuse._opspec import REGISTRY, OpSpec
-from anyfuse._soc import ANY, PRODUCTS, limits_on
+from anyfuse._products import ANY, PRODUCTS
+from anyfuse._soc import limits_on
 from anyfuse.aclnn import PROTOTYPES
 from anyfuse.cli import app
 
@@ -92,7 +93,8 @@ def products(spec: OpSpec) -> str:
         if product != ANY:
             rows.setdefault(accepted(limits_on(product, spec.profiles)), []).append(f"{product} ({sold_as})")
     lines = ["| product | accepted |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {'<br>'.join(names)} | {words} |" for words, names in rows.items())])
+    table = [*lines, *(f"| {'<br>'.join(names)} | {words} |" for words, names in rows.items())]
+    return "\n".join([*table, "", f"Taken from {spec.profiles.source}"] if spec.profiles else table)
 
 
 def accepted(limits: dict[str, str] | None) -> str:

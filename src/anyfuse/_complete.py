@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from . import _core
 from ._opspec import REGISTRY
-from ._soc import PRODUCTS
+from ._products import PRODUCTS
 
 
 def operators(incomplete: str) -> list[str]:

@@ -1,28 +1,31 @@
 """The native library: loading it, calling it, and turning its status codes into exceptions. Free of torch.
 
-Every operator file declares its params struct as a subclass of `Struct` (the C name as a class argument) and gets a
-callable from `function`. Nothing else in the package touches ctypes.
+Structs, types and numbers of the C API are read from the headers that stand beside the library.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 LIBRARY_DIR = Path(__file__).parent / "_lib"
 LIBRARY = LIBRARY_DIR / ("libanyfuse.dylib" if sys.platform == "darwin" else "libanyfuse.so")
 
-#: Structs by their C name, for the test that compares them with `anyfuse.h`.
-STRUCTS: dict[str, type[Struct]] = {}
+HEADERS = (LIBRARY_DIR / "anyfuse.h", LIBRARY_DIR / "anyfuse_internal.h")
+for _path in (LIBRARY, *HEADERS):
+    if not _path.exists():
+        raise ImportError(
+            f"{_path} is missing: install anyfuse with pip, or build it in a checkout with "
+            "`cmake -S . -B build/dev && cmake --build build/dev`"
+        )
 
-# Field types under the names of the header.
+# Field types under short names.
 pointer, size, i32, i64, f64, u64, u32 = (
     ctypes.c_void_p,
     ctypes.c_size_t,
@@ -33,68 +36,76 @@ pointer, size, i32, i64, f64, u64, u32 = (
     ctypes.c_uint32,
 )
 
-
 sizeof, addressof = ctypes.sizeof, ctypes.addressof
 
 
-class Struct(ctypes.Structure):
-    """A struct of `anyfuse.h`; `class Params(Struct, c_name="anyfuse_..._params")`."""
-
-    def __init_subclass__(cls, c_name: str, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        STRUCTS[c_name] = cls
+# ---- what the headers say ----
 
 
-def array(row: type[Struct], rows: list[tuple[Any, ...]]) -> Any:
-    """A C array of structs from the values of their fields. Keep it alive while its address is in use."""
-    kind: Any = row * len(rows)
-    return kind.from_buffer(bytearray(b"".join(starmap(_packer(row), rows))))
+def numbers(text: str) -> dict[str, int]:
+    """The constants and enumerators of C text, by name."""
+    return {name: int(value) for name, value in re.findall(r"\b(\w+) =\s*(-?\d+)\b", text)}
+
+
+_TEXT = re.sub(r"/\*.*?\*/", "", "".join(path.read_text(encoding="utf-8") for path in HEADERS), flags=re.S)
+
+#: Every number of the C API, by its name there.
+CONSTANTS = numbers(_TEXT)
+
+
+def enum(name: str) -> dict[str, int]:
+    """The numbers of the type `name`, by their names without ANYFUSE_ and in lower case."""
+    body = re.search(rf"typedef int32_t {name};\s*enum \{{(.*?)\}}", _TEXT, flags=re.S)
+    assert body is not None, name
+    return {key.removeprefix("ANYFUSE_").lower(): number for key, number in numbers(body[1]).items()}
+
+
+#: The numbers of `anyfuse_dtype`, by the name that torch gives the type.
+DTYPES = enum("anyfuse_dtype")
+CONVENTIONS = enum("anyfuse_convention")
+
+_C_TYPES: dict[str, Any] = {
+    "size_t": size,
+    "int32_t": i32,
+    "int64_t": i64,
+    "uint32_t": u32,
+    "uint64_t": u64,
+    "double": f64,
+    "anyfuse_dtype": i32,
+    "anyfuse_convention": i32,
+}
 
 
 @cache
-def _packer(row: type[Struct]) -> Callable[..., bytes]:
-    """Packs a row's fields several times faster than ctypes assigns them; both lay them out as the C compiler does."""
-    fields: Any = row._fields_
-    packer = struct.Struct("".join(kind._type_ for _, kind in fields))
-    tail = bytes(ctypes.sizeof(row) - packer.size)
-    return packer.pack if not tail else lambda *values: packer.pack(*values) + tail
+def struct(name: str) -> type[Struct]:
+    """The struct `name` as a class of ctypes; every pointer is a `c_void_p`."""
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}}", _TEXT, flags=re.S)
+    assert body is not None, name
+    fields = re.findall(r"(\w+)\s*(\*?)\s*(\w+);", body[1])
+    return type(
+        name, (Struct,), {"_fields_": [(field, pointer if star else _C_TYPES[kind]) for kind, star, field in fields]}
+    )
+
+
+class Struct(ctypes.Structure):
+    """A struct of the C API."""
 
 
 _ERRORS: dict[int, type[Exception]] = {
-    1: ValueError,
-    2: TypeError,
-    3: ValueError,
-    4: ValueError,
-    5: IndexError,
-    6: RuntimeError,
-    7: MemoryError,
+    CONSTANTS["ANYFUSE_INVALID_POINTER"]: ValueError,
+    CONSTANTS["ANYFUSE_INVALID_DTYPE"]: TypeError,
+    CONSTANTS["ANYFUSE_INVALID_SIZE"]: ValueError,
+    CONSTANTS["ANYFUSE_INVALID_VALUE"]: ValueError,
+    CONSTANTS["ANYFUSE_INVALID_INDEX"]: IndexError,
+    CONSTANTS["ANYFUSE_NO_TARGET"]: RuntimeError,
+    CONSTANTS["ANYFUSE_OUT_OF_MEMORY"]: MemoryError,
 }
 
-# The numbers of `anyfuse_dtype`, by the name torch gives the type.
-DTYPES = {
-    "float32": 0,
-    "float16": 1,
-    "int8": 2,
-    "int32": 3,
-    "uint8": 4,
-    "int64": 9,
-    "bool": 12,
-    "bfloat16": 27,
-    "int4": 29,
-    "hifloat8": 34,
-    "float8_e5m2": 35,
-    "float8_e4m3fn": 36,
-}
 
-CONVENTIONS = {"formula": 0, "device": 1}
+# ---- the library ----
 
 
 def _load() -> ctypes.CDLL:
-    if not LIBRARY.exists():
-        raise ImportError(
-            f"{LIBRARY} is missing: install anyfuse with pip, or build it in a checkout with "
-            "`cmake -S . -B build/dev && cmake --build build/dev`"
-        )
     library = ctypes.CDLL(str(LIBRARY))
     library.anyfuse_version.restype = ctypes.c_char_p
     library.anyfuse_thread_pool.restype = ctypes.c_char_p
@@ -128,22 +139,8 @@ def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
     return call
 
 
-class Description(Struct, c_name="anyfuse_description"):
-    _fields_ = [
-        ("object", pointer),
-        ("data", pointer),
-        ("numel", i64),
-        ("extent", i64),
-        ("layout", u64),
-        ("dtype", i32),
-        ("device", i32),
-        ("contiguous", i32),
-        ("dimensions", i32),
-    ]
-
-
 def describer(exchange_api: Any) -> Callable[[list[Any], int], None] | None:
-    """Describes the objects of a list, into an array of `Description` at an address.
+    """Describes the objects of a list, into an array of `anyfuse_description` at an address.
 
     `exchange_api` is the capsule of functions that their class has by the DLPack standard; None for one of another
     major version, or without the function that is needed.
@@ -165,29 +162,8 @@ def describer(exchange_api: Any) -> Callable[[list[Any], int], None] | None:
     return describe
 
 
-class StreamArray(Struct, c_name="anyfuse_stream_array"):
-    _fields_ = [("data", pointer), ("width", i64), ("access", i32), ("by_index", i32)]
-
-
-class StreamParams(Struct, c_name="anyfuse_stream_params"):
-    _fields_ = [
-        ("size", size),
-        ("arrays", pointer),
-        ("count", i64),
-        ("units", i64),
-        ("tile", i64),
-        ("index", pointer),
-        ("nontemporal", i32),
-        ("threads", i32),
-    ]
-
-
-#: The memory traffic of a kernel without its arithmetic (used by `anyfuse bench` alone).
-stream = function("stream", StreamParams)
-
-
 # Kinds of errors that an operator's general implementation hands to the native door.
-RUNTIME_ERROR, VALUE_ERROR, INDEX_ERROR = 1, 2, 3
+RUNTIME_ERROR, VALUE_ERROR, INDEX_ERROR = (CONSTANTS[f"ANYFUSE_{kind}_ERROR"] for kind in ("RUNTIME", "VALUE", "INDEX"))
 
 
 def register_operators() -> None:

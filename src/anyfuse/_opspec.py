@@ -90,7 +90,7 @@ class OpSpec:
 
     `function` is the public call, `document` the name under which the vendor's
     document defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `profiles`
-    is what each product takes (None: no product limits it), `load` gives the samples.
+    is what each product takes (None: no product limits it), `convention` the numbers that it gives when nobody asks for others, `load` gives the samples.
     """
 
     name: str
@@ -100,6 +100,7 @@ class OpSpec:
     outputs: tuple[str, ...]
     in_place: tuple[str, ...] = ()
     profiles: Profiles | None = None
+    convention: str = "formula"
     load: Callable[[str], Samples] = samples_of
 
     @cached_property

@@ -30,7 +30,9 @@ _default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
 if _default_backend == "reference":
     _core.go_generally()
 _backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
-_default_convention = _from_environment("ANYFUSE_CONVENTION", CONVENTIONS)
+_default_convention = (
+    _from_environment("ANYFUSE_CONVENTION", CONVENTIONS) if "ANYFUSE_CONVENTION" in os.environ else None
+)
 
 
 @contextmanager
@@ -76,6 +78,8 @@ def use_float64() -> bool:
     return _float64.get()
 
 
-def convention_or_default(convention: str | None) -> str:
-    """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or "formula"."""
-    return _default_convention if convention is None else _one_of("convention", convention, CONVENTIONS)
+def convention_or_default(convention: str | None, usual: str = "formula") -> str:
+    """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or the operator's usual one."""
+    if convention is None:
+        return _default_convention or usual
+    return _one_of("convention", convention, CONVENTIONS)

@@ -1,37 +1,30 @@
-"""Product profiles: what each Ascend product takes of an operator, as data, and the switch that refuses the rest.
+"""Product profiles: the switch that refuses what an Ascend product does not take of an operator (`_products.py`).
 
-An operator's table (`Profiles`) stands in the operator's file. Under the default product, "any", no table is looked at
-and everything that makes mathematical sense is accepted.
+Under the default product, "any", no table is looked at and everything that makes mathematical sense is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import _core
-from ._settings import _from_environment, _one_of
+from ._products import ANY, OPERATORS, PRODUCTS, Limits, product_of, rank_words
+from ._settings import _one_of
 
-ANY = "any"
 
-#: Every product with the name it is sold under.
-PRODUCTS = {
-    ANY: "no product: everything that makes mathematical sense",
-    "Ascend910B": "Atlas A2",
-    "Ascend910_93": "Atlas A3",
-    "Ascend950": "Ascend 950PR and 950DT",
-    "Ascend310P": "Atlas inference series",
-    "KirinX90": "Kirin X90",
-    "Kirin9030": "Kirin 9030",
-}
+def _named(source: str, value: str) -> str:
+    """The product that a name means; ValueError for another one, with the source it came from."""
+    name = product_of(value) if isinstance(value, str) else None
+    return _one_of(source, value, tuple(PRODUCTS)) if name is None else name
 
-_default_product = _from_environment("ANYFUSE_SOC", tuple(PRODUCTS))
+
+_default_product = _named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 if _default_product != ANY:
     _core.go_generally()
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
@@ -42,14 +35,16 @@ def soc(name: str) -> Iterator[None]:
     """Makes the block's operators refuse what a product refuses: dtypes, alignments, options, whole operators.
 
     `name` is "Ascend910B" (Atlas A2), "Ascend910_93" (Atlas A3), "Ascend950", "Ascend310P", "KirinX90", "Kirin9030"
-    or "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense. The numbers of an
-    accepted call do not depend on it. `anyfuse info --soc NAME` prints what a product takes.
+    or "any" (the default, which `ANYFUSE_SOC` changes): everything that makes mathematical sense. Any case and a chip's
+    ending are taken ("ascend910b3"). The numbers of an accepted call do not depend on it. `anyfuse info --soc NAME`
+    prints what a product takes.
 
     Raises ValueError for another name.
     """
-    token = _product.set(_one_of("soc", name, tuple(PRODUCTS)))
+    name = _named("soc", name)
     if name != ANY:
         _core.go_generally()
+    token = _product.set(name)
     try:
         yield
     finally:
@@ -66,53 +61,15 @@ def restricted() -> bool:
     return _product.get() != ANY
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one product takes of one operator, beyond the operator's own checks. Names are those that the operator gives
-    to `Profiles.check`.
-
-    `dtypes`: accepted dtypes of a tensor, or of an option that names a dtype. `one_dtype`: tensors that must agree.
-    `ranks`: smallest and largest number of dimensions. `shapes`: the exact shape. `multiples`: what a size must be a
-    multiple of. `values`: accepted values of an option. `positive`: numbers that must be above 0. `absent`: arguments
-    that the product's operator does not have. An argument that is None meets every rule.
-    """
-
-    dtypes: Mapping[str, Sequence[torch.dtype | str]] = field(default_factory=dict)
-    one_dtype: Sequence[str] = ()
-    ranks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    multiples: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    positive: Sequence[str] = ()
-    absent: Sequence[str] = ()
-
-    def describe(self) -> dict[str, str]:
-        """What is accepted for each argument, in words."""
-        words: dict[str, list[str]] = {}
-        rules: tuple[tuple[Iterable[str], Callable[[str], str]], ...] = (
-            (self.dtypes, lambda name: _names(self.dtypes[name])),
-            (self.one_dtype[1:], lambda name: f"the dtype of {self.one_dtype[0]}"),
-            (self.ranks, lambda name: _rank_words(*self.ranks[name])),
-            (self.shapes, lambda name: f"shape {self.shapes[name]}"),
-            (self.multiples, lambda name: f"a multiple of {self.multiples[name]}"),
-            (self.values, lambda name: _names(self.values[name])),
-            (self.positive, lambda name: "above 0"),
-            (self.absent, lambda name: "not available"),
-        )
-        for names, say in rules:
-            for name in names:
-                words.setdefault(name, []).append(say(name))
-        return {name: "; ".join(parts) for name, parts in words.items()}
-
-
 class Profiles:
-    """The table of one operator: products and their limits. A product that is missing does not have the operator."""
+    """The table of one operator in Python: products and their limits. A product that is missing does not have the
+    operator. `source` says in words what the table is taken from."""
 
-    def __init__(self, operator: str, table: Mapping[tuple[str, ...], Limits]) -> None:
+    def __init__(self, operator: str) -> None:
+        table = OPERATORS[operator]
         self.operator = operator
-        self.limits = {name: limits for names, limits in table.items() for name in names}
-        for name in self.limits:
-            _one_of("product", name, tuple(PRODUCTS))
+        self.limits = table.table("python")
+        self.source = f"{table.document}, read {table.read}." + (f" {table.note}" if table.note else "")
 
     def check(self, **call: Any) -> None:
         """Refuses the call that the current product refuses. A value is a tensor, a number, an option, a list with one
@@ -130,7 +87,7 @@ class Profiles:
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    _one_of("soc", name, tuple(PRODUCTS))
+    name = _named("soc", name)
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)
@@ -160,7 +117,7 @@ def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
     for name, value in given(limits.ranks):
         low, high = limits.ranks[name]
         if not low <= value.dim() <= high:
-            refuse(name, f"has {value.dim()} dimensions", _rank_words(low, high))
+            refuse(name, f"has {value.dim()} dimensions", rank_words(low, high))
     for name, value in given(limits.shapes):
         if tuple(value.shape) != limits.shapes[name]:
             refuse(name, f"has shape {tuple(value.shape)}", str(limits.shapes[name]))
@@ -185,10 +142,6 @@ def _name(value: Any) -> str:
 
 def _names(values: Iterable[Any]) -> str:
     return ", ".join(map(_name, values))
-
-
-def _rank_words(low: int, high: int) -> str:
-    return f"{low} to {high} dimensions" if low != high else f"{low} dimensions"
 
 
 def _kind(value: Any) -> str:

@@ -19,7 +19,7 @@ from . import _core
 #: A description: object (its id), data (its address), numel, extent (bytes from its first element to the end of its
 #: last), layout (a number of shape and strides: equal ones have equal numbers, others have others but for one in
 #: 2^64), dtype (that of the C API, or -1), device (1 for the CPU), contiguous, dimensions.
-ROW = np.dtype(_core.Description)
+ROW = np.dtype(_core.struct("anyfuse_description"))
 
 #: The C API's number of a torch dtype.
 NUMBERS = {getattr(torch, name): number for name, number in _core.DTYPES.items() if hasattr(torch, name)}

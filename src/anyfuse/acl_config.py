@@ -1,8 +1,8 @@
-"""Where the C interface is: what a compiler, a linker and CMake need to build a program written for the aclnn calls.
+"""Where the C interfaces are: what a compiler, a linker, CMake and pkg-config need to build a program on them.
 
-The package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_env.sh`). Its libraries `libascendcl.so`,
-`libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which stands beside
-`libanyfuse.so`.
+The aclnn calls: the package holds a prefix laid out like a toolkit (`include/`, `lib64/`, `set_env.sh`, ...). Its
+libraries `libascendcl.so`, `libnnopbase.so`, `libopapi.so`, ... are names for one library, `libanyfuse_acl.so`, which
+stands beside `libanyfuse.so`. The plain C API is `libanyfuse.so` with its header `anyfuse.h`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,21 @@ def link_flags() -> str:
 
 def cmake_dir() -> Path:
     """For `cmake -DAnyfuseAcl_DIR=...`, after which `find_package(AnyfuseAcl)` gives `AnyfuseAcl::acl`."""
-    return prefix() / "lib64" / "cmake" / "AnyfuseAcl"
+    return prefix() / "lib" / "cmake" / "AnyfuseAcl"
+
+
+def plain_flags() -> tuple[str, str]:
+    """For the compiler and the linker of a program on the plain C API."""
+    return f"-I{LIBRARY_DIR}", f"-L{LIBRARY_DIR} -lanyfuse -Wl,-rpath,{LIBRARY_DIR}"
+
+
+def pkg_config_dir() -> Path:
+    """For PKG_CONFIG_PATH: anyfuse.pc (the plain C API) and, where there is one, anyfuse-acl.pc (the aclnn calls)."""
+    return LIBRARY_DIR / "pkgconfig"
+
+
+def toolkit_flags() -> dict[str, str]:
+    return {"cflags": compile_flags(), "libs": link_flags(), "cmake": str(cmake_dir()), "root": str(prefix())}
 
 
 def acl_config(
@@ -49,6 +63,8 @@ def acl_config(
     libs: Annotated[bool, typer.Option("--libs", help="Linker flags, with a run path.")] = False,
     cmake: Annotated[bool, typer.Option("--cmake", help="The folder of AnyfuseAclConfig.cmake.")] = False,
     root: Annotated[bool, typer.Option("--root", help="The prefix: use it as ASCEND_HOME_PATH.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Flags of the plain C API, anyfuse.h, instead.")] = False,
+    pkg_config: Annotated[bool, typer.Option("--pkg-config", help="The folder for PKG_CONFIG_PATH.")] = False,
     json_: Json = False,
 ) -> None:
     """Print what building against the C interface (the aclnn calls on the CPU) takes.
@@ -58,12 +74,19 @@ def acl_config(
     $ anyfuse acl-config
     $ cc program.c $(anyfuse acl-config --cflags --libs)
     $ cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
+    $ cmake -S . -B build -DCMAKE_PREFIX_PATH=$(anyfuse acl-config --root)
     $ source $(anyfuse acl-config --root)/set_env.sh
+    $ PKG_CONFIG_PATH=$(anyfuse acl-config --pkg-config) pkg-config --cflags --libs anyfuse-acl
+    $ cc program.c $(anyfuse acl-config --plain --cflags --libs)
 
     Exit status: 0 done, 2 an error or wrong usage.
     """
-    facts = {"cflags": compile_flags(), "libs": link_flags(), "cmake": str(cmake_dir()), "root": str(prefix())}
-    wanted = [name for name, asked in zip(facts, (cflags, libs, cmake, root), strict=True) if asked]
+    facts = dict(zip(("cflags", "libs"), plain_flags(), strict=True)) if plain else toolkit_flags()
+    facts["pkg-config"] = str(pkg_config_dir())
+    asked = {"cflags": cflags, "libs": libs, "cmake": cmake, "root": root, "pkg-config": pkg_config}
+    wanted = [name for name, flag in asked.items() if flag]
+    if not facts.keys() >= set(wanted):
+        raise typer.BadParameter("--plain has --cflags, --libs and --pkg-config")
     if json_:
         print_json({name: facts[name] for name in wanted or facts})
     elif wanted:

@@ -8,7 +8,8 @@ Names, order and meaning of the arguments are those of the C functions; they may
 are written into the tensors and arrays given (`...Ref`, `...Out`), through any strides. `call` does both phases in one.
 
 Settings come from the environment as in C (`ANYFUSE_SOC`, `ANYFUSE_CONVENTION`, `ANYFUSE_NUM_THREADS`), read at the
-first call and again after `aclFinalize`.
+first call and again after `aclFinalize`. Without a convention, aclnnLazyAdam computes as the device does and the others
+by their formulas, as in C.
 """
 
 from __future__ import annotations
@@ -24,20 +25,15 @@ from torch import Tensor
 
 from . import _core, acl_config
 
-#: Codes and names of what the functions return (acl runtime and aclnn).
+_STATUS_HEADERS = ("acl/acl_base.h", "acl/error_codes/rt_error_codes.h", "aclnn/aclnn_base.h")
+#: Names of what the functions return (acl, the runtime below it, aclnn) by code, from the headers of the C interface;
+#: empty where the package was built without it.
 STATUS_NAMES = {
-    100000: "ACL_ERROR_INVALID_PARAM",
-    100001: "ACL_ERROR_UNINITIALIZE",
-    161001: "ACLNN_ERR_PARAM_NULLPTR",
-    161002: "ACLNN_ERR_PARAM_INVALID",
-    361001: "ACLNN_ERR_RUNTIME_ERROR",
-    561000: "ACLNN_ERR_INNER",
-    561001: "ACLNN_ERR_INNER_INFERSHAPE_ERROR",
-    561002: "ACLNN_ERR_INNER_TILING_ERROR",
-    561003: "ACLNN_ERR_INNER_FIND_KERNEL_ERROR",
-    561101: "ACLNN_ERR_INNER_CREATE_EXECUTOR",
-    561102: "ACLNN_ERR_INNER_NOT_TRANS_EXECUTOR",
-    561103: "ACLNN_ERR_INNER_NULLPTR",
+    code: name
+    for path in (acl_config.PREFIX / "include" / header for header in _STATUS_HEADERS)
+    if path.exists()
+    for name, code in _core.numbers(path.read_text(encoding="utf-8")).items()
+    if name.startswith(("ACL_ERROR_", "ACLNN_ERR_")) and code
 }
 _REPEAT_INITIALIZE = 100002
 
@@ -143,7 +139,7 @@ class Executor:
 def _library() -> Any:
     acl_config.prefix()
     library = ctypes.CDLL(str(acl_config.LIBRARY))
-    for name in ("aclCreateTensor", "aclCreateBoolArray"):
+    for name in ("aclCreateTensor", "aclCreateBoolArray", "aclCreateIntArray"):
         getattr(library, name).restype = ctypes.c_void_p
     library.aclGetRecentErrMsg.restype = ctypes.c_char_p
     return library
@@ -414,3 +410,34 @@ aclnnLazyAdamGetWorkspaceSize, aclnnLazyAdam = _two_phases(
 aclnnTransMatmulWeightGetWorkspaceSize, aclnnTransMatmulWeight = _two_phases(
     "aclnnTransMatmulWeight", "tensor mmWeightRef"
 )
+
+
+def aclnnCalculateMatmulWeightSizeV2(tensorShape: Sequence[int], dataType: torch.dtype | str) -> int:
+    """How many elements (not bytes) a matrix of this shape takes in FRACTAL_NZ.
+
+    Args:
+        tensorShape: 2 to 6 sizes of at least 1; the last two are the matrix's.
+        dataType: torch.int8, torch.float16 or torch.bfloat16, or its name.
+
+    Raises AclnnError for another shape or type, TypeError for what is none.
+    """
+    name = str(dataType).removeprefix("torch.")
+    if name not in DTYPES:
+        raise TypeError(f"dataType is {dataType!r}; accepted: {', '.join(DTYPES)}")
+    if not all(isinstance(size, int) for size in tensorShape):
+        raise TypeError(f"tensorShape is {tensorShape!r}; accepted: whole numbers")
+    library = _ready()
+    array = library.aclCreateIntArray(
+        (ctypes.c_int64 * len(tensorShape))(*tensorShape), ctypes.c_uint64(len(tensorShape))
+    )
+    size = ctypes.c_uint64()
+    try:
+        _check(library.aclnnCalculateMatmulWeightSizeV2(ctypes.c_void_p(array), DTYPES[name], ctypes.byref(size)))
+    finally:
+        library.aclDestroyIntArray(ctypes.c_void_p(array))
+    return size.value
+
+
+def aclnnCalculateMatmulWeightSize(tensorShape: Sequence[int]) -> int:
+    """The same for float16."""
+    return aclnnCalculateMatmulWeightSizeV2(tensorShape, torch.float16)

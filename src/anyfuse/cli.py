@@ -15,7 +15,8 @@ from ._complete import products
 from ._console import Json, plain_output, print_json, show, table
 from ._machine import machine, words
 from ._opspec import REGISTRY
-from ._soc import PRODUCTS, limits_on
+from ._products import PRODUCTS, product_of
+from ._soc import limits_on
 from .acl_config import acl_config
 from .bench.command import bench
 from .demo.command import demo
@@ -114,6 +115,7 @@ def info(
 
 def show_product(name: str, json_: bool) -> None:
     """Prints each operator's limits on a product, from the tables that calls are checked with."""
+    name = product_of(name) or name
     limits = {spec.name: limits_on(name, spec.profiles) for spec in REGISTRY.values()}
     if json_:
         print_json({"soc": name, "product": PRODUCTS[name], "operators": limits})

@@ -1,6 +1,9 @@
 /* Every function of the C face once, from plain C, in the way of a real program. */
 #include <acl/acl.h>
+#include <acl/acl_mdl.h>
 #include <acl/acl_op_compiler.h>
+#include <acl/acl_prof.h>
+#include <acl/acl_tdt.h>
 #include <aclnn/acl_meta.h>
 #include <aclnn/aclnn_base.h>
 #include <aclnn_lazy_adam.h>
@@ -12,6 +15,7 @@
 #include <aclnnop/aclnn_quant_grouped_matmul_dequant_weight_nz.h>
 #include <aclnnop/aclnn_quant_matmul_dequant.h>
 #include <aclnnop/aclnn_trans_matmul_weight.h>
+#include <hccl/hccl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -431,6 +435,104 @@ static void grouped_matmul(int blocks) {
   drop(x), drop(memory), drop(scale), drop(list), drop(out);
 }
 
+/* Refused by name: the message begins with the function's. */
+#define REFUSED(code, function, ...)                             \
+  do {                                                           \
+    CHECK(function(__VA_ARGS__) == (code));                      \
+    CHECK(strstr(aclGetRecentErrMsg(), #function ": ") != NULL); \
+  } while (0)
+
+static void beside(void) {
+  float number = 0;
+  uint32_t id = 0, rank = 0;
+  int32_t device = 0;
+  char name[128];
+  HcclRootInfo root;
+  HcclComm comm = NULL;
+  aclDataBuffer *buffer = aclCreateDataBuffer(&number, sizeof number);
+  aclmdlDataset *dataset = aclmdlCreateDataset();
+  aclprofConfig *config =
+      aclprofCreateConfig(&id, 1, ACL_AICORE_PIPE_UTILIZATION, NULL, ACL_PROF_ACL_API | ACL_PROF_TASK_TIME);
+
+  CHECK(aclmdlGetDatasetNumBuffers(dataset) == 0);
+  OK_(aclmdlAddDatasetBuffer(dataset, buffer));
+  CHECK(aclmdlGetDatasetNumBuffers(dataset) == 1 && aclmdlGetDatasetBuffer(dataset, 0) == buffer);
+  CHECK(aclmdlGetDatasetBuffer(dataset, 1) == NULL);
+  CHECK(aclmdlAddDatasetBuffer(dataset, NULL) == ACL_ERROR_INVALID_PARAM);
+  OK_(aclmdlDestroyDataset(dataset));
+  CHECK(aclmdlDestroyDataset(dataset) == ACL_ERROR_INVALID_PARAM);
+  OK_(aclDestroyDataBuffer(buffer));
+
+  OK_(aclprofInit("", 0));
+  OK_(aclprofStart(config));
+  OK_(aclprofStop(config));
+  OK_(aclprofDestroyConfig(config));
+  CHECK(aclprofDestroyConfig(config) == ACL_ERROR_INVALID_PARAM);
+  OK_(aclprofFinalize());
+  OK_(aclmdlInitDump());
+  OK_(aclmdlSetDump("acl.json"));
+  OK_(aclmdlFinalizeDump());
+  OK_(aclopStartDumpArgs(1, "."));
+  OK_(aclopStopDumpArgs(1));
+
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlLoadFromFile, "model.om", &id);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlLoadFromMem, &number, sizeof number, &id);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlUnload, 0);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlExecute, 0, NULL, NULL);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlExecuteAsync, 0, NULL, NULL, stream);
+  REFUSED(NULL, aclmdlCreateDesc, );
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlDestroyDesc, NULL);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, aclmdlGetDesc, NULL, 0);
+  REFUSED(NULL, acltdtCreateChannel, 0, "channel");
+  REFUSED(NULL, acltdtCreateChannelWithCapacity, 0, "channel", 1);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, acltdtStopChannel, NULL);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, acltdtDestroyChannel, NULL);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, acltdtSendTensor, NULL, NULL, 0);
+  REFUSED(ACL_ERROR_API_NOT_SUPPORT, acltdtReceiveTensor, NULL, NULL, 0);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclGetRootInfo, &root);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclCommInitAll, 1, &device, &comm);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclCommInitRootInfo, 1, &root, 0, &comm);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclCommInitClusterInfo, "ranks.json", 0, &comm);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclCommDestroy, comm);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclGetCommName, comm, name);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclGetRankSize, comm, &rank);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclGetRankId, comm, &rank);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclAllReduce, &number, &number, 1, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_SUM, comm, stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclBroadcast, &number, 1, HCCL_DATA_TYPE_FP32, 0, comm, stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclAllGather, &number, &number, 1, HCCL_DATA_TYPE_FP32, comm, stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclReduceScatter, &number, &number, 1, HCCL_DATA_TYPE_FP32, HCCL_REDUCE_SUM, comm,
+          stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclSend, &number, 1, HCCL_DATA_TYPE_FP32, 0, comm, stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclRecv, &number, 1, HCCL_DATA_TYPE_FP32, 0, comm, stream);
+  REFUSED(HCCL_E_NOT_SUPPORT, HcclBarrier, comm, stream);
+}
+
+/* Arguments that are lists, which no operator here has. */
+static void addresses_of_lists(void) {
+  const Box x = make(ACL_FLOAT, 0, 4, NULL), step = make(ACL_INT64, 0, 1, NULL);
+  const aclTensor *members[1] = {x.tensor};
+  aclTensorList *list = aclCreateTensorList(members, 1);
+  uint64_t size = 0;
+  aclOpExecutor *executor = NULL;
+  const Box v[4] = {make(ACL_FLOAT, 0, 4, NULL), make(ACL_FLOAT, 0, 4, NULL), make(ACL_FLOAT, 0, 4, NULL),
+                    make(ACL_FLOAT, 0, 4, NULL)};
+  OK_(aclnnApplyFusedEmaAdamGetWorkspaceSize(x.tensor, v[0].tensor, v[1].tensor, v[2].tensor, v[3].tensor, step.tensor,
+                                             1e-3, .9, .9, .999, 1e-8, 1, true, 0, &size, &executor));
+  OK_(aclSetAclOpExecutorRepeatable(executor));
+  REFUSED(ACLNN_ERR_PARAM_INVALID, aclSetDynamicInputTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_PARAM_INVALID, aclSetDynamicOutputTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_PARAM_INVALID, aclSetDynamicTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_PARAM_INVALID, AclSetDynamicInputTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_PARAM_INVALID, AclSetDynamicOutputTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_PARAM_INVALID, AclSetDynamicTensorAddr, executor, 0, 0, list, x.data);
+  REFUSED(ACLNN_ERR_INNER_NULLPTR, aclSetDynamicInputTensorAddr, executor, 0, 0, NULL, x.data);
+  REFUSED(ACLNN_ERR_INNER_NULLPTR, aclSetDynamicInputTensorAddr, NULL, 0, 0, list, x.data);
+  OK_(aclDestroyAclOpExecutor(executor));
+  OK_(aclDestroyTensorList(list)); /* and with it x's tensor */
+  OK_(aclrtFree(x.data));
+  drop(step), drop(v[0]), drop(v[1]), drop(v[2]), drop(v[3]);
+}
+
 int main(void) {
   CHECK(OK == 0);
   OK_(aclInit(NULL));
@@ -449,6 +551,8 @@ int main(void) {
   matmul();
   grouped_matmul(0);
   grouped_matmul(1);
+  beside();
+  addresses_of_lists();
   OK_(aclrtDestroyStream(stream));
   OK_(aclrtResetDevice(0));
   OK_(aclrtSetDevice(0));

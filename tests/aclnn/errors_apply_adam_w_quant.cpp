@@ -1,5 +1,7 @@
 #include <aclnnop/aclnn_apply_adam_w_quant.h>
 
+#include <cmath>
+
 #include "errors.h"
 
 namespace {
@@ -8,6 +10,7 @@ struct Quant {
   Arg var{{257}}, grad{{257}}, m{{257}, ACL_UINT8}, v{{257}, ACL_UINT8}, qmap_m{{256}}, qmap_v{{256}}, absmax_m{{2}},
       absmax_v{{2}}, step{{1}, ACL_INT64};
   int64_t block = 256;
+  float fourth = 3.0f / 255;  // of the map for m
 
   void all(const Dims &shape) { var.shape = grad.shape = m.shape = v.shape = shape; }
   void absmax(const Dims &shape) { absmax_m.shape = absmax_v.shape = shape; }
@@ -16,8 +19,10 @@ struct Quant {
     const Made a(var), g(grad), b(m), c(v), p(qmap_m), q(qmap_v), x(absmax_m), y(absmax_v), t(step);
     std::vector<float> map(256);
     for (int i = 0; i < 256; ++i) map[static_cast<size_t>(i)] = static_cast<float>(i) / 255;
-    if (p != nullptr && qmap_m.shape == Dims{256}) p->put(map);
-    if (q != nullptr && qmap_v.shape == Dims{256} && qmap_v.dtype == ACL_FLOAT) q->put(map);
+    std::vector<float> map_m = map;
+    map_m[3] = fourth;
+    if (p != nullptr && count_of(qmap_m.shape) == 256) p->put(map_m);
+    if (q != nullptr && count_of(qmap_v.shape) == 256 && qmap_v.dtype == ACL_FLOAT) q->put(map);
     uint64_t workspace = 12345;
     aclOpExecutor *executor = nullptr;
     const int code = aclnnApplyAdamWQuantGetWorkspaceSize(a, g, b, c, p, q, x, y, t, 1e-3, .9, .999, .01, 1e-8, 1.0,
@@ -26,7 +31,7 @@ struct Quant {
   }
 };
 
-constexpr unsigned kHave = kA2 | kA3 | k950, kHere = kHave | kAny, kLack = k310P | kX90 | k9030;
+constexpr unsigned kHave = kA2 | kA3, kHere = kHave | kAny, kLack = k950 | k310P | kX90 | k9030;
 
 const Row<Quant> kRows[] = {
     {kHere, "a good call, last block partial", [](Quant &) {}, 0, ""},
@@ -58,12 +63,16 @@ const Row<Quant> kRows[] = {
     {kHere, "ranks differ", [](Quant &c) { c.v.shape = {257, 1}; }, 561002, "vRef"},
     {kHere, "255 map entries", [](Quant &c) { c.qmap_m.shape = c.qmap_v.shape = {255}; }, 561002, "qmapM"},
     {kHere, "map shapes differ", [](Quant &c) { c.qmap_v.shape = {16, 16}; }, 561002, "qmapV"},
+    {kHere, "maps of another shape", [](Quant &c) { c.qmap_m.shape = c.qmap_v.shape = {16, 16}; }, 0, ""},
     {kHere, "step of two", [](Quant &c) { c.step.shape = {2}; }, 561002, "step"},
     {kHere, "step of no dimension", [](Quant &c) { c.step.shape = {}; }, 561002, "step"},
     {kHere, "absmax rounded down", [](Quant &c) { c.absmax_m.shape = {1}; }, 561002, "absmaxMRef"},
     {kHere, "absmax of another shape", [](Quant &c) { c.absmax({2, 1}); }, 0, ""},
     {kHave, "rank 9", [](Quant &c) { c.all({1, 1, 1, 1, 1, 1, 1, 1, 257}); }, 561002, "varRef"},
     {kHere, "empty", [](Quant &c) { c.all({0}), c.absmax({0}); }, 0, ""},
+    // what phase 2 finds in a map
+    {kHere, "a map that falls", [](Quant &c) { c.fourth = 0; }, 161002, "qmapM[3] is 0, after 0.00784"},
+    {kHere, "a map with an infinity", [](Quant &c) { c.fourth = INFINITY; }, 161002, "qmapM[3] is inf"},
     {kHere, "dtype before block", [](Quant &c) { c.m.dtype = ACL_INT8, c.block = 1; }, 161002, "mRef"},
 };
 

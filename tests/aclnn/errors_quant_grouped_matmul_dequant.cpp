@@ -119,9 +119,10 @@ const Row<Grouped> kRows[] = {
     {kAny, "bias of one group", [](Grouped &c) { c.bias.null = false, c.bias.shape = {32}; }, 561002, "biasOptional"},
     {kHere, "out of another shape", [](Grouped &c) { c.out.shape = {32, 4}; }, 561002, "out"},
     // what phase 2 finds in groupList
-    {kHere, "ends that descend", [](Grouped &c) { c.ends = {3, 1}; }, 161002, "aclnnQuantGroupedMatmulDequant"},
-    {kHere, "an end beyond x", [](Grouped &c) { c.ends = {1, 5}; }, 161002, "aclnnQuantGroupedMatmulDequant"},
-    {kHere, "an end below 0", [](Grouped &c) { c.ends = {-1, 3}; }, 161002, "aclnnQuantGroupedMatmulDequant"},
+    {kHere, "ends that descend", [](Grouped &c) { c.ends = {3, 1}; }, 161002, "groupList[1] is 1; accepted: 3"},
+    {kHere, "an end beyond x", [](Grouped &c) { c.ends = {1, 5}; }, 161002,
+     "groupList[1] is 5; accepted: 1, where the group before it ends, to 4"},
+    {kHere, "an end below 0", [](Grouped &c) { c.ends = {-1, 3}; }, 161002, "groupList[0] is -1; accepted: 0"},
 };
 
 }  // namespace

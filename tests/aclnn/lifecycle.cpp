@@ -46,7 +46,7 @@ void settings() {
   CHECK_CODE(ACL_ERROR_INVALID_FILE, aclInit("/nowhere/acl.json"));
   setenv("ANYFUSE_SOC", "Ascend1", 1);
   CHECK_CODE(ACL_ERROR_INVALID_PARAM, aclInit(nullptr));
-  setenv("ANYFUSE_SOC", "Ascend950", 1);
+  setenv("ANYFUSE_SOC", "ascend950pr_9599", 1);  // a chip's name, in any case
   setenv("ANYFUSE_CONVENTION", "other", 1);
   CHECK_CODE(ACL_ERROR_INVALID_PARAM, aclInit(nullptr));
   setenv("ANYFUSE_CONVENTION", "device", 1);
@@ -56,12 +56,20 @@ void settings() {
     CHECK(std::string(aclGetRecentErrMsg()).find(threads) != std::string::npos);
   }
   setenv("ANYFUSE_NUM_THREADS", "2", 1);
+  setenv("ANYFUSE_ACL_STRICT", "yes", 1);
+  CHECK_CODE(ACL_ERROR_INVALID_PARAM, aclInit(nullptr));
+  setenv("ANYFUSE_ACL_STRICT", "0", 1);
+  aclrtRunMode mode = ACL_DEVICE;
+  CHECK_CODE(ACL_ERROR_UNINITIALIZE, aclrtGetRunMode(&mode));
   CHECK_OK(aclInit(""));
   CHECK(std::string(aclrtGetSocName()) == "Ascend950");
+  CHECK_OK(aclrtGetRunMode(&mode));  // before a device is set
+  CHECK(mode == ACL_HOST);
   CHECK_CODE(ACL_ERROR_REPEAT_INITIALIZE, aclInit(nullptr));
   CHECK_OK(aclFinalize());
   CHECK_CODE(ACL_ERROR_REPEAT_FINALIZE, aclFinalize());
-  for (const char *name : {"ANYFUSE_SOC", "ANYFUSE_CONVENTION", "ANYFUSE_NUM_THREADS"}) unsetenv(name);
+  for (const char *name : {"ANYFUSE_SOC", "ANYFUSE_CONVENTION", "ANYFUSE_NUM_THREADS", "ANYFUSE_ACL_STRICT"})
+    unsetenv(name);
 }
 
 void messages() {

@@ -1,7 +1,7 @@
 // The official single-operator case of LazyAdam (2 000 000 x 32, 564 096 distinct rows) by its official rule, and the
 // operator's time beside the time that its memory traffic alone takes, measured in turns.
 #include <aclnn_lazy_adam.h>
-#include <anyfuse.h>
+#include <anyfuse_internal.h>
 
 #include <algorithm>
 #include <chrono>

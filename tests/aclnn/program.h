@@ -107,6 +107,7 @@ int run_phase2(Phase2 phase2, uint64_t workspace_size, aclOpExecutor *executor, 
 
 inline void begin(const char *soc = "any") {
   setenv("ANYFUSE_SOC", soc, 1);
+  setenv("ANYFUSE_ACL_STRICT", "1", 1);  // these programs hold themselves to what they asked for
   CHECK_OK(aclInit(nullptr));
   CHECK_OK(aclrtSetDevice(0));
 }

@@ -10,26 +10,12 @@ namespace {
 
 constexpr const char *kV1 = "aclnnAddRmsNormDynamicQuant";
 constexpr const char *kV2 = "aclnnAddRmsNormDynamicQuantV2";
-constexpr uint32_t kProducts = kAscend910B | kAscend910_93 | kAscend950 | kKirinX90 | kKirin9030;
-constexpr uint32_t kKirin = kKirinX90 | kKirin9030;
 enum Position : size_t { kX1, kX2, kGamma, kSmooth1, kSmooth2, kBeta, kY1, kY2, kX, kScale1, kScale2 };
 
 // Which of the two quantizations are made.
 struct Branches {
   bool first, second;
 };
-
-std::vector<aclDataType> codes_of(Soc soc, bool v2) {
-  std::vector<aclDataType> codes = {ACL_INT8};
-  if (soc == kAny || soc == kAscend950) codes.insert(codes.end(), {ACL_HIFLOAT8, ACL_FLOAT8_E5M2, ACL_FLOAT8_E4M3FN});
-  if (v2 && (soc & kKirin) == 0) codes.insert(codes.end(), {ACL_INT4, ACL_INT32});
-  return codes;
-}
-
-std::vector<aclDataType> floats_of(Soc soc) {
-  if (soc == kAny) return {ACL_FLOAT16, ACL_BF16, ACL_FLOAT};
-  return (soc & kKirin) != 0 ? std::vector<aclDataType>{ACL_FLOAT16} : std::vector<aclDataType>{ACL_FLOAT16, ACL_BF16};
-}
 
 // The planner's answer to a dtype that the operator has, and the product has not.
 aclnnStatus as_planner(aclnnStatus status) { return status == ACLNN_SUCCESS ? status : kPlanner; }
@@ -38,9 +24,9 @@ aclnnStatus as_planner(aclnnStatus status) { return status == ACLNN_SUCCESS ? st
 
 aclnnStatus check_v1(const Call &call) {
   ANYFUSE_TRY(require_given(call, {kX1, kX2, kGamma, kY1, kY2, kX, kScale1, kScale2}));
-  ANYFUSE_TRY(require_product(call, kProducts));
+  ANYFUSE_TRY(require_product(call));
   std::vector<aclDataType> floats = {ACL_FLOAT16, ACL_BF16};
-  if (call.settings().soc == kAny) floats.push_back(ACL_FLOAT);
+  if (call.any_product()) floats.push_back(ACL_FLOAT);
   const std::vector<aclDataType> codes = {ACL_INT8, ACL_HIFLOAT8, ACL_FLOAT8_E5M2, ACL_FLOAT8_E4M3FN};
   ANYFUSE_TRY(require_dtypes(call, {{kX1, floats},
                                     {kX2, floats},
@@ -77,11 +63,14 @@ aclnnStatus check_mask(const Call &call, const std::vector<uint8_t> &mask) {
   return ACLNN_SUCCESS;
 }
 
-aclnnStatus check_v2_given(const Call &call, Branches branches) {
+aclnnStatus check_v2_given(const Call &call, Branches branches, bool masked) {
   ANYFUSE_TRY(require_given(call, {kX1, kX2, kGamma, kX}));
   if (branches.first) ANYFUSE_TRY(require_given(call, {kY1, kScale1}));
   if (branches.second) ANYFUSE_TRY(require_given(call, {kY2, kScale2}));
-  return require_product(call, kProducts);
+  ANYFUSE_TRY(require_product(call));
+  ANYFUSE_REQUIRE(!masked || !call.limits().lacks("outputMaskOptional"), ACLNN_ERR_PARAM_INVALID,
+                  "%s: outputMaskOptional is given on %s; accepted: null or empty", kV2, call.settings().product);
+  return ACLNN_SUCCESS;
 }
 
 aclnnStatus check_v2_codes(const Call &call) {
@@ -105,7 +94,9 @@ aclnnStatus check_v2_codes(const Call &call) {
 // ---- what the planner tests ----
 
 aclnnStatus plan_dtypes(const Call &call, bool v2) {
-  const std::vector<aclDataType> floats = floats_of(call.settings().soc), codes = codes_of(call.settings().soc, v2);
+  const std::vector<aclDataType> floats = {ACL_FLOAT16, ACL_BF16, ACL_FLOAT};
+  std::vector<aclDataType> codes = {ACL_INT8, ACL_HIFLOAT8, ACL_FLOAT8_E5M2, ACL_FLOAT8_E4M3FN};
+  if (v2) codes.insert(codes.end(), {ACL_INT4, ACL_INT32});
   ANYFUSE_TRY(as_planner(require_dtypes(call, {{kX1, floats},
                                                {kX2, floats},
                                                {kGamma, floats},
@@ -115,20 +106,18 @@ aclnnStatus plan_dtypes(const Call &call, bool v2) {
                                                {kX, floats},
                                                {kY1, codes},
                                                {kY2, codes}})));
-  ANYFUSE_TRY(require_one_dtype(call, {kX1, kX2, kX}, kPlanner));
-  if (call.settings().soc == kAny) return ACLNN_SUCCESS;
-  return require_one_dtype(call, {kX1, kGamma, kSmooth1, kSmooth2, kBeta}, kPlanner);
+  ANYFUSE_TRY(require_product_dtypes(call, kPlanner));
+  return require_one_dtype(call, {kX1, kX2, kX}, kPlanner);
 }
 
 aclnnStatus plan_scale(const Call &call, size_t position) {
   if (!call.has(position)) return ACLNN_SUCCESS;
   std::vector<int64_t> rows(call[kX1].shape.begin(), call[kX1].shape.end() - 1);
   const std::vector<int64_t> flat = {product(rows)};
-  if (call[position].shape == rows || call[position].shape == flat) return ACLNN_SUCCESS;
-  const Soc soc = call.settings().soc;
   std::vector<int64_t> kept = rows;
   kept.push_back(1);
-  if ((soc == kAny || soc == kAscend950) && call[position].shape == kept) return ACLNN_SUCCESS;
+  for (const auto &accepted : {rows, flat, kept})
+    if (call[position].shape == accepted) return ACLNN_SUCCESS;
   return require_shape(call, position, rows, "the rows of x1");
 }
 
@@ -142,9 +131,9 @@ aclnnStatus plan_y(const Call &call, size_t position) {
 }
 
 aclnnStatus plan(const Call &call, double epsilon, bool v2) {
-  const bool any = call.settings().soc == kAny;
   ANYFUSE_TRY(plan_dtypes(call, v2));
-  ANYFUSE_TRY(require_rank(call, kX1, any ? 1 : 2, any ? 25 : 8));
+  ANYFUSE_TRY(require_product_ranks(call));
+  ANYFUSE_TRY(require_rank(call, kX1, 1, 25));
   ANYFUSE_TRY(require_same_shape(call, {kX1, kX2, kX}));
   const int64_t cols = call[kX1].shape.back();
   ANYFUSE_TRY(require_shape(call, kGamma, {cols}, "the last dimension of x1"));
@@ -157,8 +146,8 @@ aclnnStatus plan(const Call &call, double epsilon, bool v2) {
   }
   ANYFUSE_TRY(plan_scale(call, kScale1));
   ANYFUSE_TRY(plan_scale(call, kScale2));
-  ANYFUSE_REQUIRE(epsilon > 0 || (any && epsilon == 0), kPlanner, "%s: epsilon is %g; accepted: above 0%s", call.op(),
-                  epsilon, any ? ", or 0" : "");
+  ANYFUSE_TRY(require_product_number(call, "epsilon", epsilon));
+  ANYFUSE_REQUIRE(epsilon >= 0, kPlanner, "%s: epsilon is %g; accepted: 0 and above", call.op(), epsilon);
   return ACLNN_SUCCESS;
 }
 
@@ -239,7 +228,7 @@ aclnnStatus aclnnAddRmsNormDynamicQuantGetWorkspaceSize(const aclTensor *x1, con
   ANYFUSE_TRY(call.begin());
   ANYFUSE_TRY(check_v1(call));
   const Branches branches = {true, call.has(kSmooth1) && call.has(kSmooth2)};
-  if (has_empty(call, {kX1, kGamma, kY2}) && call.settings().soc != kAny) return call.finish_empty();
+  if (has_empty(call, {kX1, kGamma, kY2}) && !call.any_product()) return call.finish_empty();
   leave_alone(call, branches);
   ANYFUSE_TRY(plan(call, epsilon, false));
   return nothing_to_do(call) ? call.finish_empty() : finish(call, branches, epsilon);
@@ -265,8 +254,8 @@ aclnnStatus aclnnAddRmsNormDynamicQuantV2GetWorkspaceSize(
   ANYFUSE_TRY(check_mask(call, mask));
   const Branches branches =
       mask.empty() ? Branches{true, call.has(kSmooth1) && call.has(kSmooth2)} : Branches{mask[0] != 0, mask[1] != 0};
-  ANYFUSE_TRY(check_v2_given(call, branches));
-  if (has_empty(call, {kX1, kX2, kGamma, kY2}) && call.settings().soc != kAny) return call.finish_empty();
+  ANYFUSE_TRY(check_v2_given(call, branches, !mask.empty()));
+  if (has_empty(call, {kX1, kX2, kGamma, kY2}) && !call.any_product()) return call.finish_empty();
   leave_alone(call, branches);
   ANYFUSE_TRY(check_v2_codes(call));
   ANYFUSE_TRY(plan(call, epsilon, true));

@@ -1,5 +1,7 @@
 // aclnnApplyAdamWQuant, which computes by anyfuse_apply_adam_w_quant.
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "aclnnop/aclnn_apply_adam_w_quant.h"
 #include "anyfuse.h"
@@ -11,20 +13,15 @@ using namespace anyfuse::acl;
 namespace {
 
 constexpr const char *kName = "aclnnApplyAdamWQuant";
-constexpr uint32_t kProducts = kAscend910B | kAscend910_93 | kAscend950;
 constexpr int64_t kMapSize = 256;
 enum Position : size_t { kVar, kGrad, kM, kV, kQmapM, kQmapV, kAbsmaxM, kAbsmaxV, kStep };
 
-bool accepts_block(Soc soc, int64_t size) {
-  if (soc != kAny) return size == 256;
-  return size >= 64 && size <= 2048 && (size & (size - 1)) == 0;
-}
+bool accepts_block(int64_t size) { return size >= 64 && size <= 2048 && (size & (size - 1)) == 0; }
 
 aclnnStatus check(const Call &call, int64_t block_size) {
-  const bool any = call.settings().soc == kAny;
   const std::vector<aclDataType> floats = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
   ANYFUSE_TRY(require_given(call, {kVar, kGrad, kM, kV, kQmapM, kQmapV, kAbsmaxM, kAbsmaxV, kStep}));
-  ANYFUSE_TRY(require_product(call, kProducts));
+  ANYFUSE_TRY(require_product(call));
   ANYFUSE_TRY(require_dtypes(call, {{kVar, floats},
                                     {kGrad, floats},
                                     {kM, {ACL_UINT8}},
@@ -34,11 +31,12 @@ aclnnStatus check(const Call &call, int64_t block_size) {
                                     {kAbsmaxM, {ACL_FLOAT}},
                                     {kAbsmaxV, {ACL_FLOAT}},
                                     {kStep, {ACL_INT64}}}));
-  if (!any) ANYFUSE_TRY(require_one_dtype(call, {kVar, kGrad}));
+  ANYFUSE_TRY(require_product_dtypes(call));
   ANYFUSE_TRY(require_nd(call));
-  ANYFUSE_REQUIRE(accepts_block(call.settings().soc, block_size), kPlanner, "%s: blockSize is %lld; accepted: %s",
-                  kName, static_cast<long long>(block_size), any ? "64, 128, 256, 512, 1024, 2048" : "256");
-  if (!any) ANYFUSE_TRY(require_rank(call, kVar, 1, 8));
+  ANYFUSE_TRY(require_product_number(call, "blockSize", static_cast<double>(block_size)));
+  ANYFUSE_REQUIRE(accepts_block(block_size), kPlanner, "%s: blockSize is %lld; accepted: 64, 128, 256, 512, 1024, 2048",
+                  kName, static_cast<long long>(block_size));
+  ANYFUSE_TRY(require_product_ranks(call));
   ANYFUSE_TRY(require_same_shape(call, {kVar, kGrad, kM, kV}));
   ANYFUSE_TRY(require_numel(call, kQmapM, kMapSize, "one value for each code"));
   ANYFUSE_TRY(require_same_shape(call, {kQmapM, kQmapV}));
@@ -46,6 +44,20 @@ aclnnStatus check(const Call &call, int64_t block_size) {
   const int64_t blocks = ceil_div(call[kVar].numel(), block_size);
   ANYFUSE_TRY(require_numel(call, kAbsmaxM, blocks, "one for each block of varRef"));
   return require_numel(call, kAbsmaxV, blocks, "one for each block of varRef");
+}
+
+// The refusal of the first value of a map that the core does not take; 0 where there is none.
+aclnnStatus refuse_map(const char *name, const float *map) {
+  float before = -std::numeric_limits<float>::infinity();
+  for (int64_t i = 0; i < kMapSize; ++i) {
+    float value;
+    std::memcpy(&value, map + i, sizeof value);
+    ANYFUSE_REQUIRE(std::isfinite(value) && value >= before, ACLNN_ERR_PARAM_INVALID,
+                    "%s: %s[%lld] is %g, after %g; accepted: 256 finite values in ascending order", kName, name,
+                    static_cast<long long>(i), static_cast<double>(value), static_cast<double>(before));
+    before = value;
+  }
+  return ACLNN_SUCCESS;
 }
 
 }  // namespace
@@ -94,7 +106,12 @@ aclnnStatus aclnnApplyAdamWQuantGetWorkspaceSize(aclTensor *varRef, const aclTen
     p.qmap_m = static_cast<const float *>(at[kQmapM]);
     p.qmap_v = static_cast<const float *>(at[kQmapV]);
     p.rows = &r;
-    return from_core(anyfuse_apply_adam_w_quant(&p), kName);
+    const anyfuse_status status = anyfuse_apply_adam_w_quant(&p);
+    if (status == ANYFUSE_INVALID_VALUE) {
+      ANYFUSE_TRY(refuse_map("qmapM", p.qmap_m));
+      ANYFUSE_TRY(refuse_map("qmapV", p.qmap_v));
+    }
+    return from_core(status, kName);
   });
 }
 

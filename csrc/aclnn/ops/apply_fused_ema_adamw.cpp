@@ -10,23 +10,23 @@ using namespace anyfuse::acl;
 namespace {
 
 constexpr const char *kName = "aclnnApplyFusedEmaAdam";
-constexpr uint32_t kProducts = kAscend910B | kAscend910_93 | kAscend950;
 enum Position : size_t { kGrad, kVar, kM, kV, kS, kStep };
 
 aclnnStatus check(const Call &call, int64_t mode) {
   const std::vector<aclDataType> floats = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
   ANYFUSE_TRY(require_given(call, {kGrad, kVar, kM, kV, kS, kStep}));
-  ANYFUSE_TRY(require_product(call, kProducts));
+  ANYFUSE_TRY(require_product(call));
   ANYFUSE_TRY(require_dtypes(
       call, {{kGrad, floats}, {kVar, floats}, {kM, floats}, {kV, floats}, {kS, floats}, {kStep, {ACL_INT64}}}));
-  if (call.settings().soc != kAny) ANYFUSE_TRY(require_one_dtype(call, {kGrad, kVar, kM, kV, kS}));
+  ANYFUSE_TRY(require_product_dtypes(call));
   ANYFUSE_TRY(require_nd(call));
   ANYFUSE_REQUIRE(mode == 0 || mode == 1, ACLNN_ERR_PARAM_INVALID, "%s: mode is %lld; accepted: 0, 1", kName,
                   static_cast<long long>(mode));
-  if (call.settings().soc != kAny) ANYFUSE_TRY(require_rank(call, kGrad, 1, 8));
+  ANYFUSE_TRY(require_product_ranks(call));
   ANYFUSE_TRY(require_same_shape(call, {kGrad, kVar, kM, kV, kS}));
-  if (call.settings().soc != kAny) return require_shape(call, kStep, {1}, "the number of the step");
-  return require_numel(call, kStep, 1, "the number of the step");
+  ANYFUSE_REQUIRE(call[kStep].numel() > 0, kPlanner, "%s: step has shape %s; accepted: at least one element", kName,
+                  text_of(call[kStep].shape).c_str());
+  return ACLNN_SUCCESS;
 }
 
 }  // namespace

@@ -11,29 +11,27 @@ using namespace anyfuse::acl;
 namespace {
 
 constexpr const char *kName = "aclnnLazyAdam";
-constexpr uint32_t kProducts = kAscend910B | kAscend910_93 | kAscend950;
 enum Position : size_t { kGradient, kIndices, kM, kV, kVar, kLr };
 
 aclnnStatus check_dtypes(const Call &call) {
-  const bool any = call.settings().soc == kAny;
   const std::vector<aclDataType> floats = {ACL_FLOAT, ACL_FLOAT16, ACL_BF16};
-  const std::vector<aclDataType> values = any ? floats : std::vector<aclDataType>{ACL_FLOAT};
-  const std::vector<aclDataType> ids =
-      any ? std::vector<aclDataType>{ACL_INT32, ACL_INT64} : std::vector<aclDataType>{ACL_INT32};
-  return require_dtypes(
-      call,
-      {{kGradient, values}, {kIndices, ids}, {kM, {ACL_FLOAT}}, {kV, {ACL_FLOAT}}, {kVar, values}, {kLr, {ACL_FLOAT}}});
+  ANYFUSE_TRY(require_dtypes(call, {{kGradient, floats},
+                                    {kIndices, {ACL_INT32, ACL_INT64}},
+                                    {kM, {ACL_FLOAT}},
+                                    {kV, {ACL_FLOAT}},
+                                    {kVar, floats},
+                                    {kLr, {ACL_FLOAT}}}));
+  return require_product_dtypes(call);
 }
 
 aclnnStatus check(const Call &call, double epsilon) {
   ANYFUSE_TRY(require_given(call, {kGradient, kIndices, kM, kV, kVar, kLr}));
-  ANYFUSE_TRY(require_product(call, kProducts));
+  ANYFUSE_TRY(require_product(call));
   ANYFUSE_TRY(check_dtypes(call));
   ANYFUSE_TRY(require_nd(call));
   ANYFUSE_TRY(require_rank(call, kM, 2, 2));
   const int64_t dim = call[kM].shape[1];
-  ANYFUSE_REQUIRE(call.settings().soc == kAny || dim % 8 == 0, ACLNN_ERR_PARAM_INVALID,
-                  "%s: the tables have %lld columns; accepted: multiples of 8", kName, static_cast<long long>(dim));
+  ANYFUSE_TRY(require_product_number(call, "dim", static_cast<double>(dim), ACLNN_ERR_PARAM_INVALID));
   ANYFUSE_TRY(require_same_shape(call, {kM, kV, kVar}));
   ANYFUSE_TRY(require_rank(call, kIndices, 1, 2));
   const int64_t n = call[kIndices].shape[0];
@@ -43,6 +41,19 @@ aclnnStatus check(const Call &call, double epsilon) {
   ANYFUSE_REQUIRE(std::fabs(static_cast<float>(epsilon)) >= 1e-8f, kPlanner,
                   "%s: epsilon is %g; accepted: a magnitude of at least 1e-8", kName, epsilon);
   return ACLNN_SUCCESS;
+}
+
+// The refusal of the first index beyond its table.
+template <typename Index>
+aclnnStatus refuse_index(const anyfuse_lazy_adam_row &row) {
+  for (int64_t i = 0; i < row.n; ++i) {
+    Index index;
+    std::memcpy(&index, static_cast<const char *>(row.indices) + static_cast<size_t>(i) * sizeof index, sizeof index);
+    ANYFUSE_REQUIRE(index < row.rows, ACLNN_ERR_PARAM_INVALID,
+                    "%s: indices[%lld] is %lld; accepted: below %lld, the rows of inputMRef", kName,
+                    static_cast<long long>(i), static_cast<long long>(index), static_cast<long long>(row.rows));
+  }
+  return from_core(ANYFUSE_INVALID_INDEX, kName);
 }
 
 }  // namespace
@@ -72,7 +83,7 @@ aclnnStatus aclnnLazyAdamGetWorkspaceSize(const aclTensor *gradient, const aclTe
   params.beta1 = beta1;
   params.beta2 = beta2;
   params.epsilon = epsilon;
-  params.convention = call.settings().convention;
+  params.convention = call.settings().lazy_adam_convention;
   params.threads = call.settings().threads;
   return call.finish([row, params](const Pointers &at, void *) {
     auto r = row;
@@ -86,7 +97,9 @@ aclnnStatus aclnnLazyAdamGetWorkspaceSize(const aclTensor *gradient, const aclTe
     std::memcpy(&rate, at[kLr], sizeof rate);
     r.lr = rate;
     p.rows = &r;
-    return from_core(anyfuse_lazy_adam(&p), kName);
+    const anyfuse_status status = anyfuse_lazy_adam(&p);
+    if (status != ANYFUSE_INVALID_INDEX) return from_core(status, kName);
+    return row.indices_dtype == ANYFUSE_INT64 ? refuse_index<int64_t>(r) : refuse_index<int32_t>(r);
   });
 }
 

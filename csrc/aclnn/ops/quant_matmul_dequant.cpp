@@ -28,7 +28,7 @@ struct Matmul {
   bool transpose, per_tensor;
 
   bool grouped() const { return form != MatmulForm::plain; }
-  bool any_product() const { return call.settings().soc == kAny; }
+  bool any_product() const { return call.any_product(); }
   size_t at(Position position) const { return position < kGroupList || grouped() ? position : position - 1; }
   bool has(Position position) const { return call.has(at(position)); }
   const Tensor &operator[](Position position) const { return call[at(position)]; }
@@ -54,34 +54,39 @@ const std::vector<int64_t> &blocks_of(const Matmul &c) {
 
 // A row of dtypes that the operator has: an INT64 weight scale goes with a FLOAT16 x scale, a FLOAT one with FLOAT.
 aclnnStatus check_dtypes(const Matmul &c) {
-  const std::vector<aclDataType> floats = c.any_product() ? std::vector<aclDataType>{ACL_FLOAT16, ACL_BF16, ACL_FLOAT}
-                                                          : std::vector<aclDataType>{ACL_FLOAT16};
+  const std::vector<aclDataType> floats = {ACL_FLOAT16, ACL_BF16, ACL_FLOAT};
   ANYFUSE_TRY(require_dtypes(
       c.call,
       {{kX, floats}, {kWeight, {ACL_INT8}}, {kWeightScale, {ACL_FLOAT, ACL_INT64}}, {c.at(kBias), {ACL_INT32}}}));
   ANYFUSE_TRY(require_dtypes(c.call, {{c.at(kSmooth), floats}, {c.at(kOut), floats}}));
   if (c.grouped()) ANYFUSE_TRY(require_dtypes(c.call, {{kGroupList, {ACL_INT64}}}));
+  ANYFUSE_TRY(require_product_dtypes(c.call));
   const bool packed = c[kWeightScale].dtype == ACL_INT64;
   return require_dtypes(c.call, {{c.at(kXScale), {packed ? ACL_FLOAT16 : ACL_FLOAT}}});
 }
 
 // What the entry tests itself, in its order.
 aclnnStatus check_entry(const Matmul &c, const char *mode) {
-  ANYFUSE_REQUIRE(c.transpose || c.any_product(), ACLNN_ERR_PARAM_INVALID,
+  ANYFUSE_REQUIRE(c.call.limits().take("transposeWeight", c.transpose), ACLNN_ERR_PARAM_INVALID,
                   "%s: transposeWeight is false; accepted: true", c.op());
   ANYFUSE_TRY(require_given(c.call, {kX, kWeight, kWeightScale}));
   if (c.grouped()) ANYFUSE_TRY(require_given(c.call, {kGroupList}));
   ANYFUSE_TRY(require_given(c.call, {c.at(kOut)}));
-  ANYFUSE_REQUIRE(!c.has(kBias) || c.any_product(), ACLNN_ERR_PARAM_NULLPTR,
+  ANYFUSE_REQUIRE(!c.has(kBias) || !c.call.limits().lacks("biasOptional"), ACLNN_ERR_PARAM_NULLPTR,
                   "%s: biasOptional is given; accepted: null", c.op());
   ANYFUSE_REQUIRE(!c.has(kXOffset), ACLNN_ERR_PARAM_NULLPTR, "%s: xOffsetOptional is given; accepted: null", c.op());
   ANYFUSE_REQUIRE(mode != nullptr, ACLNN_ERR_PARAM_NULLPTR, "%s: xQuantMode is null", c.op());
   if (!c.any_product()) ANYFUSE_TRY(require_one_dtype(c.call, {kX, c.at(kOut)}));
-  ANYFUSE_TRY(require_product(c.call, kAscend310P));
+  ANYFUSE_TRY(require_product(c.call));
   ANYFUSE_TRY(check_dtypes(c));
   ANYFUSE_REQUIRE(std::strcmp(mode, "pertoken") == 0 || std::strcmp(mode, "pertensor") == 0, ACLNN_ERR_PARAM_INVALID,
                   "%s: xQuantMode is %.32s; accepted: pertoken, pertensor", c.op(), mode);
   return ACLNN_SUCCESS;
+}
+
+aclnnStatus require_sizes(const Matmul &c, int64_t n, int64_t k, int32_t code) {
+  ANYFUSE_TRY(require_product_number(c.call, "n", static_cast<double>(n), code));
+  return require_product_number(c.call, "k", static_cast<double>(k), code);
 }
 
 // What it tests of tensors that are not empty.
@@ -91,9 +96,10 @@ aclnnStatus check_weight(const Matmul &c) {
   const Tensor &weight = c[kWeight];
   const bool nd = weight.format == ACL_FORMAT_ND || (c.grouped() && weight.format == ACL_FORMAT_NCL);
   const bool plain = nd && weight.rank() == c.rank(2);
-  if (plain && !c.any_product())
-    ANYFUSE_REQUIRE(weight.shape.end()[-2] % 16 == 0 && weight.shape.end()[-1] % 16 == 0, ACLNN_ERR_PARAM_INVALID,
-                    "%s: weight has shape %s; accepted: multiples of 16", c.op(), text_of(weight.shape).c_str());
+  if (plain) {
+    const int64_t first = weight.shape.end()[-2], second = weight.shape.end()[-1];
+    ANYFUSE_TRY(require_sizes(c, c.transpose ? first : second, c.transpose ? second : first, ACLNN_ERR_PARAM_INVALID));
+  }
   ANYFUSE_REQUIRE(plain || is_blocked(c), ACLNN_ERR_PARAM_INVALID,
                   "%s: weight has shape %s and format %d (%s); accepted: %lld dimensions in ND, %lld in FRACTAL_NZ",
                   c.op(), text_of(weight.shape).c_str(), static_cast<int>(weight.format), name_of(weight.format),
@@ -129,20 +135,19 @@ aclnnStatus plan_x_scale(const Matmul &c, int64_t m) {
   }
   ANYFUSE_REQUIRE(c[kXScale].dtype != ACL_FLOAT16, kPlanner,
                   "%s: xScaleOptional is FLOAT16 and xQuantMode pertoken; accepted: pertensor", c.op());
-  if (c.any_product() && c[kXScale].shape == std::vector<int64_t>{m, 1}) return ACLNN_SUCCESS;
+  if (c[kXScale].shape == std::vector<int64_t>{m, 1}) return ACLNN_SUCCESS;
   return require_shape(c.call, position, {m}, "the rows of x, for pertoken");
 }
 
-// Factors of each group's own are taken beyond the products.
-bool has_own_smooth(const Matmul &c) { return c.grouped() && c.any_product() && c[kSmooth].rank() == 2; }
+// Factors of each group's own.
+bool has_own_smooth(const Matmul &c) { return c.grouped() && c[kSmooth].rank() == 2; }
 
 aclnnStatus plan(const Matmul &c, const Shape &shape) {
-  ANYFUSE_REQUIRE(c.any_product() || (shape.n % 16 == 0 && shape.k % 16 == 0), kPlanner,
-                  "%s: n is %lld and k is %lld; accepted: multiples of 16", c.op(), static_cast<long long>(shape.n),
-                  static_cast<long long>(shape.k));
+  ANYFUSE_TRY(require_sizes(c, shape.n, shape.k, kPlanner));
   ANYFUSE_REQUIRE(shape.k <= kMaxK, kPlanner, "%s: k is %lld; accepted: at most %lld", c.op(),
                   static_cast<long long>(shape.k), static_cast<long long>(kMaxK));
   ANYFUSE_TRY(plan_weight(c, shape));
+  ANYFUSE_TRY(require_product_ranks(c.call));
   if (c.grouped()) ANYFUSE_TRY(require_shape(c.call, kGroupList, {shape.groups}, "weightScale has groups"));
   ANYFUSE_TRY(plan_x_scale(c, shape.m));
   const std::vector<int64_t> factors = {shape.k};
@@ -180,6 +185,21 @@ anyfuse_quant_matmul_dequant_params params_of(const Matmul &c, const Shape &shap
   return params;
 }
 
+// The refusal of the first end of a group that the core does not take.
+aclnnStatus refuse_groups(const char *op, const anyfuse_quant_grouped_matmul_dequant_params &all) {
+  long long before = 0;
+  for (int64_t i = 0; i < all.groups; ++i) {
+    int64_t end;
+    std::memcpy(&end, all.group_list + i, sizeof end);
+    ANYFUSE_REQUIRE(
+        end >= before && end <= all.matmul->m, ACLNN_ERR_PARAM_INVALID,
+        "%s: groupList[%lld] is %lld; accepted: %lld, where the group before it ends, to %lld, the rows of x", op,
+        static_cast<long long>(i), static_cast<long long>(end), before, static_cast<long long>(all.matmul->m));
+    before = end;
+  }
+  return from_core(ANYFUSE_INVALID_VALUE, op);
+}
+
 aclnnStatus finish(const Matmul &c, const Shape &shape) {
   const size_t bias = c.at(kBias), x_scale = c.at(kXScale), smooth = c.at(kSmooth), out = c.at(kOut);
   const bool grouped = c.grouped(), own_smooth = has_own_smooth(c);
@@ -201,7 +221,8 @@ aclnnStatus finish(const Matmul &c, const Shape &shape) {
     all.groups = groups;
     all.group_list = static_cast<const int64_t *>(at[kGroupList]);
     all.own_smooth_scale = own_smooth;
-    return from_core(anyfuse_quant_grouped_matmul_dequant(&all), op);
+    const anyfuse_status status = anyfuse_quant_grouped_matmul_dequant(&all);
+    return status == ANYFUSE_INVALID_VALUE ? refuse_groups(op, all) : from_core(status, op);
   });
 }
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-READ, UPDATE, WRITE = 0, 1, 2  # as in anyfuse.h
+from .._core import CONSTANTS
+
+READ, UPDATE, WRITE = (CONSTANTS[f"ANYFUSE_STREAM_{access}"] for access in ("READ", "UPDATE", "WRITE"))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from .case import WRITE, Runner, Traffic
 TILES = (64, 256, 1024)
 GRANULE = 16384  # units; more than any tile
 
+ARRAY, PARAMS = _core.struct("anyfuse_stream_array"), _core.struct("anyfuse_stream_params")
+_stream = _core.function("stream", PARAMS)
+
 
 def variants(traffic: Traffic) -> dict[str, Runner]:
     """The streams of a pattern by name, on arrays of their own."""
@@ -45,20 +48,20 @@ def _arrays(traffic: Traffic) -> list[Tensor]:
 
 
 def _runner(traffic: Traffic, tensors: list[Tensor], tile: int, past_caches: bool) -> Runner:
-    arrays = (_core.StreamArray * len(tensors))(
+    arrays = (ARRAY * len(tensors))(
         *(
-            _core.StreamArray(tensor.data_ptr(), array.width, array.access, array.rows)
+            ARRAY(tensor.data_ptr(), array.width, array.access, array.rows)
             for tensor, array in zip(tensors, traffic.arrays, strict=True)
         )
     )
     index = traffic.index
     units = streamed_units(traffic)
-    params = _core.StreamParams(
-        _core.sizeof(_core.StreamParams), _core.addressof(arrays), len(tensors), units, tile,
+    params = PARAMS(
+        _core.sizeof(PARAMS), _core.addressof(arrays), len(tensors), units, tile,
         None if index is None else index.data_ptr(), past_caches, torch.get_num_threads(),
     )  # fmt: skip
 
     def run(keep: object = (tensors, arrays, index)) -> None:
-        _core.stream(params)
+        _stream(params)
 
     return Runner(run, units=units)

@@ -208,7 +208,9 @@ class _TorchTable:
         checks.require_tensor("a gradient's ids", ids, (torch.int32, torch.int64))
         ids = ids.reshape(-1) if ids.dim() == 2 and ids.shape[1] == 1 else ids
         checks.require(ids.dim() == 1, f"a gradient's ids have shape {tuple(ids.shape)}; accepted: (n,) or (n, 1)")
-        checks.require_shape("a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table")
+        checks.require_shape(
+            "a gradient's values", values, (len(ids), var.shape[1]), "its ids and the rows of its table"
+        )
         self.var, self.values, self.ids = var, values, ids
 
     def new_slot(self, name: str) -> Tensor:

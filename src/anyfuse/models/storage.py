@@ -73,7 +73,9 @@ def _write(folder: Path, model: nn.Module, config: Any, recipe: Recipe) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in _tensors(model)}
     for name, tensor in tensors.items():
         if name.endswith("_scale"):
-            checks.require_tensor(name, tensor, (torch.float32,))  # `model.to(dtype)` converts them, which no call accepts
+            checks.require_tensor(
+                name, tensor, (torch.float32,)
+            )  # `model.to(dtype)` converts them, which no call accepts
     try:
         save_file(tensors, folder / FILE, metadata={"format": FORMAT, "recipe": json.dumps(asdict(recipe))})
     except SafetensorError as error:  # a full disk

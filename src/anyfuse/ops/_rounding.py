@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _checks as checks
+
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 
@@ -25,7 +26,9 @@ def seeds_of(stochastic_rounding: int | Sequence[int] | None, count: int) -> lis
         return None
     if isinstance(stochastic_rounding, (list, tuple)):
         seeds = list(stochastic_rounding)
-        checks.require(len(seeds) == count, f"stochastic_rounding has {len(seeds)} seeds; accepted: one for all, or {count}")
+        checks.require(
+            len(seeds) == count, f"stochastic_rounding has {len(seeds)} seeds; accepted: one for all, or {count}"
+        )
         return [_seed(value) for value in seeds]
     first = _seed(stochastic_rounding)
     return [(first + i) & _MASK for i in range(count)]
@@ -39,9 +42,7 @@ def _seed(value: object) -> int:
     return value  # type: ignore[return-value]
 
 
-def rounded(
-    values: Tensor, dtype: torch.dtype, seeds: Sequence[int] | None, i: int, step: int, stream: int
-) -> Tensor:
+def rounded(values: Tensor, dtype: torch.dtype, seeds: Sequence[int] | None, i: int, step: int, stream: int) -> Tensor:
     """Values in the dtype of tensor i: stochastically where there are seeds and it has 16 bits, else to the nearest.
 
     `stream` keeps the tensors of one call apart that share a seed: 0 for the parameters, 1 for their EMA.

@@ -40,13 +40,14 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.lowbits import cast_float8, encode_hifloat8, pack_int4
 from . import _checks as checks
 from . import _memory as memory
 from . import _numerics as numerics
 from ._record import Convention
 from ._register import define
+
 RETURNS = "(Tensor y1, Tensor y2, Tensor x, Tensor scale1, Tensor scale2)"
 
 YDtype = Literal["int8", "int4", "float8_e4m3fn", "float8_e5m2", "hifloat8"]
@@ -104,26 +105,7 @@ CARRIERS = {
 }
 
 
-def _limits(x_dtypes: Sequence[torch.dtype], y_dtypes: Sequence[str], masks: bool = True) -> Limits:
-    return Limits(
-        dtypes={"x1": x_dtypes, "y_dtype": y_dtypes},
-        one_dtype=("x1", "gamma", "smooth_scale1", "smooth_scale2", "beta"),
-        ranks={"x1": (2, 8)},
-        positive=("epsilon",),
-        values={} if masks else {"output_mask": (None,)},
-    )
-
-
-HALVES = (torch.float16, torch.bfloat16)
-
-PROFILES = Profiles(
-    "add_rms_norm_dynamic_quant",
-    {
-        ("Ascend910B", "Ascend910_93"): _limits(HALVES, ("int8", "int4")),
-        ("Ascend950",): _limits(HALVES, ("int8", "hifloat8", "float8_e5m2", "float8_e4m3fn"), masks=False),
-        ("KirinX90", "Kirin9030"): _limits((torch.float16,), ("int8",)),
-    },
-)
+PROFILES = Profiles("add_rms_norm_dynamic_quant")
 
 
 def add_rms_norm_dynamic_quant(
@@ -217,8 +199,12 @@ def produced(output_mask: Sequence[bool] | None, smooth1: bool, smooth2: bool) -
     checks.require(len(output_mask) == 2, f"output_mask has {len(output_mask)} entries; accepted: 2")
     first, second = output_mask
     checks.require(first or second, "output_mask is (False, False); accepted: at least one True")
-    checks.require(first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other")
-    checks.require(second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other")
+    checks.require(
+        first or not smooth1, "output_mask[0] is False, and smooth_scale1 is given; accepted: one or the other"
+    )
+    checks.require(
+        second or not smooth2, "output_mask[1] is False, and smooth_scale2 is given; accepted: one or the other"
+    )
     return first, second
 
 

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats import codebook
 from . import _checks as checks
 from . import _memory as memory
@@ -96,19 +96,7 @@ class Call(NamedTuple):
 #: What moments are kept in: codes, or themselves.
 STATES = (torch.uint8, torch.float32)
 
-PROFILES = Profiles(
-    "apply_adam_w_quant",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            one_dtype=("var", "grad"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"block_size": (256,), **dict.fromkeys(("skip_nonfinite", "nonzero_v", "maximize"), (False,))},
-            dtypes={"m": (torch.uint8,)},
-            absent=("grad_scale", "found_inf", "s", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_adam_w_quant")
 
 
 def apply_adam_w_quant_(
@@ -249,7 +237,9 @@ def _shapes_of_scales(m: Sequence[Tensor], v: Sequence[Tensor], coded: list[tupl
     """Those of codes, and none where the moments are float32. TypeError where m and v differ."""
     for m_, v_ in zip(m, v, strict=True):
         if m_.dtype != v_.dtype:
-            raise TypeError(f"v has dtype {checks.names([v_.dtype])}; accepted: {checks.names([m_.dtype])}, the dtype of m")
+            raise TypeError(
+                f"v has dtype {checks.names([v_.dtype])}; accepted: {checks.names([m_.dtype])}, the dtype of m"
+            )
     return [shape if m_.dtype == torch.uint8 else (0,) for m_, shape in zip(m, coded, strict=True)]
 
 
@@ -266,7 +256,9 @@ def check_values(qmap_m: Tensor, qmap_v: Tensor, steps: Sequence[int], conventio
             f"{name} has entries that fall or are not finite; accepted: 256 finite values in ascending order",
         )
     first = 0 if convention == "device" else 1
-    checks.require(min(steps, default=first) >= first, f"step is {min(steps, default=first)}; accepted: {first} and above")
+    checks.require(
+        min(steps, default=first) >= first, f"step is {min(steps, default=first)}; accepted: {first} and above"
+    )
 
 
 # ---- reference ----
@@ -285,7 +277,9 @@ def reference(call: Call, i: int) -> tuple[Tensor, ...]:
         rest1, rest2, step_size, eps_c2, decay = device_numbers(*numbers)
     else:
         rest1, rest2, step_size, eps_c2, decay = formula_numbers(*numbers)
-    g, p, m_given, v_given = (codebook.blocks_of(tensor, block_size) for tensor in (numerics.real(grad), numerics.real(var), m, v))
+    g, p, m_given, v_given = (
+        codebook.blocks_of(tensor, block_size) for tensor in (numerics.real(grad), numerics.real(var), m, v)
+    )
     qmap_m, qmap_v = numerics.real(call.qmap_m), numerics.real(call.qmap_v)
     coded = m.dtype == torch.uint8
     m_old, v_old = numerics.real(m_given), numerics.real(v_given)
@@ -319,7 +313,11 @@ def reference(call: Call, i: int) -> tuple[Tensor, ...]:
         )
     blocks = {name: torch.where(keep, old[name], value) for name, value in new.items()}
     whole = {name: value.reshape(-1)[: var.numel()].view(var.shape) for name, value in blocks.items()}
-    stepped = rounded(whole["var"], var.dtype, call.stochastic_rounding, i, step, 0), whole["m"].to(m.dtype), whole["v"].to(v.dtype)
+    stepped = (
+        rounded(whole["var"], var.dtype, call.stochastic_rounding, i, step, 0),
+        whole["m"].to(m.dtype),
+        whole["v"].to(v.dtype),
+    )
     ema = () if s is None else (rounded(whole["s"], s.dtype, call.stochastic_rounding, i, step, 1),)
     return *stepped, m_scale, v_scale, *ema
 

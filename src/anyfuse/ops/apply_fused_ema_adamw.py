@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from . import _checks as checks
 from . import _memory as memory
 from . import _numerics as numerics

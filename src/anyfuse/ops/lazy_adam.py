@@ -50,7 +50,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from . import _checks as checks
 from . import _memory as memory
 from . import _numerics as numerics
@@ -138,22 +138,7 @@ SMALLEST_EPSILON = numerics.f32(1e-8)
 
 _MASK = torch.empty(0, dtype=torch.bool)  # stands for all rows where products are asked
 
-PROFILES = Profiles(
-    "lazy_adam",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"gradient": STATE, "var": STATE, "indices": (torch.int32,)},
-            multiples={"dim": 8},
-            values={
-                "bias_correction": ("none",),
-                "weight_decay": (0.0,),
-                "maximize": (False,),
-                "refuse_negative": (False,),
-            },
-            absent=("row_step", "grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("lazy_adam")
 
 
 def lazy_adam_(
@@ -203,8 +188,8 @@ def lazy_adam_(
         assume_unique: promises that the non-negative ids of a table are distinct and saves looking for equal ones. If
             they are not, their rows hold one of the updates, some of each, or one after the other; every other row is
             right, and no other memory is touched.
-        convention: "formula" (1 - beta rounded once) or "device" (beta rounded to fp32 first, as the NPU has it);
-            default `ANYFUSE_CONVENTION`.
+        convention: "device" (1 - beta from beta in fp32, as the document's own test flow and the NPU have it) or
+            "formula" (1 - beta rounded once); default `ANYFUSE_CONVENTION`, and "device" where it is not set.
         row_step: counts of the rows, (rows,) int32, updated: for `bias_correction="row"` and `decay_mode="catch_up"`.
         step: number of the step, 1 at the first: an int, a one-element int64 tensor, or a list with one for each table.
             Needed for `bias_correction="global"`, `decay_mode="catch_up"` and `stochastic_rounding`.
@@ -240,7 +225,7 @@ def lazy_adam_(
     """
     lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(var))
     options = (
-        grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention),
+        grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention, "device"),
         _correction(bias_correction), eps_mode, weight_decay, decay_mode, refuse_negative, _padding(padding_idx),
         maximize,
     )  # fmt: skip
@@ -320,7 +305,9 @@ def check(call: Call) -> None:
     for counts, table in zip(call.row_step, var, strict=bool(call.row_step)):
         checks.require_tensor("row_step", counts, (torch.int32,))
         checks.require_shape("row_step", counts, table.shape[:1], "the rows of var")
-    checks.require(len(lr) in (0, 1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}")
+    checks.require(
+        len(lr) in (0, 1, len(var)), f"lr has {len(lr)} entries; accepted: one for all tables, or {len(var)}"
+    )
     for value in lr:
         checks.check_scalar("lr", value)
     if call.step:
@@ -348,7 +335,9 @@ def check_indices(ids: Tensor | None, table: Tensor) -> int:
 def check_options(call: Call, row_step: bool, step: bool) -> None:
     """Refuses numbers and choices, and what they need and is not given (`row_step`, `step`: whether they are)."""
     accepted = "a magnitude of at least 1e-8"
-    checks.require(abs(numerics.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}")
+    checks.require(
+        abs(numerics.f32(call.epsilon)) >= SMALLEST_EPSILON, f"epsilon is {call.epsilon}; accepted: {accepted}"
+    )
     for name, value, choices in (("eps_mode", call.eps_mode, EPS_MODES), ("decay_mode", call.decay_mode, DECAY_MODES)):
         checks.require(value in choices, f"{name} is {value!r}; accepted: {', '.join(map(repr, choices))}")
     both = call.bias_correction == "row" and call.decay_mode == "catch_up"
@@ -358,7 +347,9 @@ def check_options(call: Call, row_step: bool, step: bool) -> None:
     needs = "bias_correction='row' or decay_mode='catch_up'"
     checks.require(row_step or not call.counts_rows, f"row_step is None; accepted: a count for each row with {needs}")
     checks.require(call.counts_rows or not row_step, f"row_step is given; accepted: None without {needs}")
-    checks.require(step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it")
+    checks.require(
+        step or not call.needs_step, "step is None; accepted: the number of the step, as the options need it"
+    )
     checks.require(
         call.refuse_negative or padding is None, f"padding_idx is {padding}; accepted: None without refuse_negative"
     )
@@ -465,7 +456,9 @@ def _caught_up(m: Tensor, v: Tensor, var: Tensor, last: int, step: int, exact: E
         power1, power2, decay1 = power1 * call.beta1, power2 * call.beta2, decay1 * call.beta1
         root_decay *= np.sqrt(np.float64(call.beta2))
         lr, epsilon = exact.corrected(power1, power2)
-        moved = moved * decay + (m * -numerics.f32(lr * decay1)) / (root * numerics.f32(root_decay) + numerics.f32(epsilon))
+        moved = moved * decay + (m * -numerics.f32(lr * decay1)) / (
+            root * numerics.f32(root_decay) + numerics.f32(epsilon)
+        )
     var = var * numerics.f32(power(exact.decay, skipped)) + moved * numerics.f32(power(exact.decay, skipped - moves))
     return m * numerics.f32(power(call.beta1, skipped)), v * numerics.f32(power(call.beta2, skipped)), var
 
@@ -493,7 +486,9 @@ def reference(call: Call, i: int) -> tuple[Tensor, ...]:
     gradient, indices, m, v, var = call.gradient[i], call.indices[i], call.m[i], call.v[i], call.var[i]
     row_step, step = call.row_step[i] if call.row_step else None, int(checks.entry(call.step, i)) if call.step else 0
     exact = Exact(float(checks.entry(call.rates, i)), call)
-    rest1, rest2 = (numerics.f32(1.0 - (numerics.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2))
+    rest1, rest2 = (
+        numerics.f32(1.0 - (numerics.f32(x) if call.convention == "device" else x)) for x in (call.beta1, call.beta2)
+    )
     ids, g = _named(gradient, indices, call)
     if var.shape[1] == 0:
         ids, g = ids[:0], g[:0]  # nothing to step, nothing to count
@@ -546,7 +541,7 @@ class _Excerpt:
             skipped = call.skips(flat)
             self.ids = flat[~skipped].unique()
             self.gradient = gradient
-            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat))
+            self.indices = torch.where(skipped, PADDING_OF_EXCERPT, torch.searchsorted(self.ids, flat.contiguous()))
         self.rows = [tensor[self.ids] for tensor in tensors]
 
     def write_back(self) -> None:
@@ -603,5 +598,6 @@ register(
         in_place=("m", "v", "var", "row_step"),
         outputs=("m", "v", "var"),
         profiles=PROFILES,
+        convention="device",
     )
 )

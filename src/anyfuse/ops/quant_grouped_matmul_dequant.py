@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles
+from .._soc import Profiles
 from ..packed import PackedWeight
 from . import _checks as checks
 from . import _memory as memory
@@ -59,18 +59,7 @@ class Call(NamedTuple):
     convention: Convention
 
 
-PROFILES = Profiles(
-    "quant_grouped_matmul_dequant",
-    {
-        ("Ascend310P",): Limits(
-            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
-            ranks={"x": (2, 2), "x_scale": (1, 1), "smooth_scale": (1, 1)},
-            multiples={"n": 16, "k": 16},
-            values={"transpose_weight": (True,)},
-            absent=("bias",),
-        )
-    },
-)
+PROFILES = Profiles("quant_grouped_matmul_dequant")
 
 
 def quant_grouped_matmul_dequant(

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._opspec import OpSpec, register
 from .._settings import convention_or_default, use_reference
-from .._soc import Limits, Profiles, restricted
+from .._soc import Profiles, restricted
 from ..formats.blocked import nz_to_nd
 from ..packed import PackedWeight, packed_shape
 from . import _checks as checks
@@ -35,6 +35,7 @@ from . import _memory as memory
 from . import _numerics as numerics
 from ._record import Convention
 from ._register import define
+
 RETURNS = "Tensor"
 
 QuantMode = Literal["pertoken", "pertensor"]
@@ -56,18 +57,7 @@ class Call(NamedTuple):
     convention: Convention
 
 
-PROFILES = Profiles(
-    "quant_matmul_dequant",
-    {
-        ("Ascend310P",): Limits(
-            dtypes=dict.fromkeys(("x", "smooth_scale", "out_dtype"), (torch.float16,)),
-            ranks={"x": (2, 2), "weight_scale": (1, 1), "x_scale": (0, 1)},
-            multiples={"n": 16, "k": 16},
-            values={"transpose_weight": (True,)},
-            absent=("bias",),
-        )
-    },
-)
+PROFILES = Profiles("quant_matmul_dequant")
 
 MODES = get_args(QuantMode)
 MAX_K = 131071  # 131072·128·128 = 2^31 would not fit int32
@@ -187,7 +177,9 @@ def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tor
         checks.require_shape("smooth_scale", smooth_scale, shape, "one factor for a column of x")
     _check_x_scale(x, x_scale, weight_scale, m, quant_mode)
     if x.dtype == torch.int8:
-        checks.require(smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already")
+        checks.require(
+            smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already"
+        )
         checks.require(out_dtype is not None, "out_dtype is None with int8 x; accepted: float32, float16, bfloat16")
     dtype = x.dtype if out_dtype is None else out_dtype
     if dtype not in checks.FLOATS:
@@ -241,7 +233,9 @@ def _check_x_scale(x: Tensor, x_scale: Tensor | None, weight_scale: Tensor, m: i
         )
     shape = tuple(x_scale.shape)
     if quant_mode == "pertensor":
-        checks.require(shape in ((), (1,)), f"x_scale has shape {shape}; accepted: () or (1,), as quant_mode is 'pertensor'")
+        checks.require(
+            shape in ((), (1,)), f"x_scale has shape {shape}; accepted: () or (1,), as quant_mode is 'pertensor'"
+        )
     elif shape != (m,) and shape != (m, 1) and shape != tuple(x.shape[:-1]):
         raise ValueError(f"x_scale has shape {shape}; accepted: {(m,)} or {(m, 1)}, one scale for a row of x")
 

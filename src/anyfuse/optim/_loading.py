@@ -34,7 +34,9 @@ def copies(state: Mapping[str, Any], param: Tensor) -> State:
 
 def _checked_step(value: Any) -> int:
     if isinstance(value, Tensor):
-        checks.require(value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element")
+        checks.require(
+            value.numel() == 1, f"step of a saved state has shape {tuple(value.shape)}; accepted: one element"
+        )
     if isinstance(value, (Tensor, np.number)):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

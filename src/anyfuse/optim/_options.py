@@ -10,6 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from ..ops import _checks as checks
+
+
 def check_number(name: str, value: Any, low: float, below: float = math.inf) -> None:
     """A number or a one-element tensor in [low, below)."""
     if isinstance(value, Tensor):

@@ -325,7 +325,9 @@ def are_sound(
     if not all(state.keys() >= _MOMENTS for state in states):
         return False
     try:
-        if not (_are_plain(params, checks.FLOATS) and _are_plain(grads, checks.FLOATS) and _shapes_agree(grads, params)):
+        if not (
+            _are_plain(params, checks.FLOATS) and _are_plain(grads, checks.FLOATS) and _shapes_agree(grads, params)
+        ):
             return False
         for key in keys:
             alike: dict[Sequence[torch.dtype], list[int]] = {}

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..ops import _checks as checks
+
+
 @dataclass(frozen=True)
 class Part:
     """The rows of the first dimension that this rank holds, of how many; a tensor that is not sharded has all."""

@@ -258,7 +258,9 @@ class LazyAdam(FusedOptimizer):
         return Update(grad._values().resolve_neg(), grad._indices()[0])
 
     def _given_rows(self, param: Tensor) -> Update:
-        checks.require(param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them")
+        checks.require(
+            param.grad is None, "rows holds a parameter that has a gradient of its own; accepted: one of them"
+        )
         pair = self._rows[param]
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"rows holds a {type(pair).__name__}; accepted: pairs of ids and values")

@@ -13,6 +13,8 @@ from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
 from ..formats import codebook
 from ..ops import _checks as checks
+
+
 def _random_map(draw: Draw) -> Tensor:
     """Maps that a table encodes, and maps that it cannot: dense, with equal entries, short of 1, one-sided."""
     kind = draw.choice(("dynamic", "linear", "random", "equal", "dense", "short", "negative", "steps"))
@@ -222,5 +224,8 @@ def bad_calls() -> Iterable[BadCall]:
 
 
 SAMPLES = Samples(
-    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS)
+    draw=draw,
+    edges=edges,
+    bad_calls=bad_calls,
+    case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS),
 )

@@ -11,6 +11,8 @@ from torch import Tensor
 from .._opspec import BadCall, CaseSpec, Sample, Samples
 from .._sampling import Draw
 from ..ops import _checks as checks
+
+
 def draw(draw: Draw) -> Sample:
     mixed = draw.chance(0.3)
     common = draw.choice(checks.FLOATS)
@@ -107,5 +109,8 @@ def bad_calls() -> Iterable[BadCall]:
 
 
 SAMPLES = Samples(
-    draw=draw, edges=edges, bad_calls=bad_calls, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS)
+    draw=draw,
+    edges=edges,
+    bad_calls=bad_calls,
+    case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS),
 )

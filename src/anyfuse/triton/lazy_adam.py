@@ -370,7 +370,9 @@ class Numbers:
         self.exact = table(device, struct.unpack("<5q", struct.pack("<5d", *doubles))).view(-1)
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
-        self.of_tables = self._on_host(call, count) if on_host((*call.rates, *call.step)) else self._on_device(call, count)
+        self.of_tables = (
+            self._on_host(call, count) if on_host((*call.rates, *call.step)) else self._on_device(call, count)
+        )
         self.lr = spread(call.rates, count, device, torch.float64) if call.counts_rows else None
         known = call.decay_mode == "catch_up" and on_host(call.step)
         self.bits = max(checks.step_values(call.step, count)).bit_length() if known else COUNT_BITS
@@ -539,7 +541,9 @@ def run(call: Call) -> None:
     if not capturing(device):
         watch.raise_if_seen()
     indices = [None if ids is None else ids.contiguous() for ids in call.indices]
-    ready = call._replace(gradient=memory.contiguous(call.gradient), indices=indices)  # kept until the launches are queued
+    ready = call._replace(
+        gradient=memory.contiguous(call.gradient), indices=indices
+    )  # kept until the launches are queued
     numbers = Numbers(ready)
     for launch in numbers.launches:
         launch.run()

@@ -19,7 +19,18 @@ from torch import Tensor
 from ..ops.quant_grouped_matmul_dequant import Call, check
 from ..ops.quant_matmul_dequant import result, with_plain_weight
 from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
-from .quant_matmul_dequant import LAYOUTS, SIZES, fills, layout_of, quantize_launch, quantized, ragged, shape, store_tile, sums_of_tile
+from .quant_matmul_dequant import (
+    LAYOUTS,
+    SIZES,
+    fills,
+    layout_of,
+    quantize_launch,
+    quantized,
+    ragged,
+    shape,
+    store_tile,
+    sums_of_tile,
+)
 
 #: Tiles (rows, columns, depth, warps, stages) to choose from, the first of them where nothing can be measured: groups
 #: may have few rows or many. None spills registers, whatever the weight's layout.

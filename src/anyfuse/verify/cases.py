@@ -280,7 +280,7 @@ def _defaults(spec: OpSpec) -> dict[str, Any]:
     parameters = _parameters(spec).items()
     result = {name: item.default for name, item in parameters if item.default is not inspect.Parameter.empty}
     if "convention" in result:
-        result["convention"] = convention_or_default(result["convention"])
+        result["convention"] = convention_or_default(result["convention"], spec.convention)
     return result
 
 

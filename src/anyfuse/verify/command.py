@@ -16,8 +16,9 @@ from .. import _complete as complete
 from .. import _core
 from .._console import Json, print_json, progress, short, show, table
 from .._opspec import OpSpec
+from .._products import ANY
 from .._settings import backend
-from .._soc import ANY, product
+from .._soc import product
 from ..report import check_path
 from ..report.verify import write as write_page
 from . import cases, matrix, precision

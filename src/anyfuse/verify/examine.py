@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._products import ANY
 from .._sampling import different_bits
-from .._soc import ANY, soc
+from .._soc import soc
 from . import matrix
 from .compare import distances, name_of
 from .element import Element, element, tensors

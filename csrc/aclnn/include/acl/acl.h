@@ -1,9 +1,12 @@
 /* The acl runtime: everything that a single-operator program includes.
  *
  * From the environment, read at aclInit:
- *   ANYFUSE_SOC          product profile: Ascend910B, Ascend910_93, Ascend950, Ascend310P, KirinX90, Kirin9030, any
- * (default) ANYFUSE_CONVENTION   formula (default) or device: which of the two orders of operations the operators
- * follow ANYFUSE_NUM_THREADS  threads of one operator; by default as many as the process may use processors */
+ *   ANYFUSE_SOC          what product refuses: Ascend910B, Ascend910_93, Ascend950, Ascend310P, KirinX90, Kirin9030,
+ *                        any (default); in any case, and with a chip's ending, such as ascend910b3
+ *   ANYFUSE_CONVENTION   formula or device: which of the two orders of operations the operators follow. Without it
+ *                        aclnnLazyAdam computes by device, as its document's own test does, and the others by formula
+ *   ANYFUSE_NUM_THREADS  threads of one operator; by default as many as the process may use processors
+ *   ANYFUSE_ACL_STRICT   1: device memory ends where the request ended; by default it is rounded up to whole pages */
 #ifndef ANYFUSE_ACL_ACL_H
 #define ANYFUSE_ACL_ACL_H
 

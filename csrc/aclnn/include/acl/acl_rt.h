@@ -116,8 +116,10 @@ ACL_FUNC_VISIBILITY aclError aclrtSynchronizeEvent(aclrtEvent event);
 ACL_FUNC_VISIBILITY aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout);
 ACL_FUNC_VISIBILITY aclError aclrtEventElapsedTime(float *ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
-/* Memory. Addresses are multiples of 64. A copy is refused when it would pass the end of `destMax` or of an allocation,
- * or when an address is of the other kind than `kind` says; memory that the runtime did not give is the host's. */
+/* Memory. Addresses are multiples of 64. Device memory is longer than the request: rounded up to 32 bytes, 32 more, and
+ * then to pages of 2 MiB (4 KiB with the NORMAL policies); ANYFUSE_ACL_STRICT=1 ends it where the request ended. A copy
+ * is refused when it would pass the end of `destMax` or of an allocation, or when an address is of the other kind than
+ * `kind` says; memory that the runtime did not give is the host's. */
 ACL_FUNC_VISIBILITY aclError aclrtMalloc(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
 ACL_FUNC_VISIBILITY aclError aclrtMallocAlign32(void **devPtr, size_t size, aclrtMemMallocPolicy policy);
 ACL_FUNC_VISIBILITY aclError aclrtMallocCached(void **devPtr, size_t size, aclrtMemMallocPolicy policy);

@@ -9,7 +9,8 @@ extern "C" {
 #endif
 
 /* betaOptional is like gamma; outputMaskOptional has two entries, or is null; y may also be INT4, or INT32 words of
- * eight. An output that is not asked for is a tensor of shape [1] that stays as it is. */
+ * eight. Ascend950 has neither a mask nor INT4. An output that is not asked for is a tensor of shape [1] that stays as
+ * it is. */
 ACL_FUNC_VISIBILITY aclnnStatus aclnnAddRmsNormDynamicQuantV2GetWorkspaceSize(
     const aclTensor *x1, const aclTensor *x2, const aclTensor *gamma, const aclTensor *smoothScale1Optional,
     const aclTensor *smoothScale2Optional, const aclTensor *betaOptional, double epsilon,

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* varRef FLOAT, FLOAT16 or BF16, grad like it; mRef, vRef UINT8 codes; qmapM, qmapV FLOAT [256] ascending; absmaxMRef,
+/* varRef FLOAT, FLOAT16 or BF16, grad like it; mRef, vRef UINT8 codes; qmapM, qmapV FLOAT [256] ascending
+ * (another shape of 256 elements is taken, as the official planner takes it); absmaxMRef,
  * absmaxVRef FLOAT with ceil(size / 256) elements; step INT64 [1]. quantModeOptional is not looked at and may be null.
  */
 ACL_FUNC_VISIBILITY aclnnStatus aclnnApplyAdamWQuantGetWorkspaceSize(

@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* grad, varRef, mRef, vRef, sRef: FLOAT, FLOAT16 or BF16 of one shape; step INT64 [1], the first step is 1. */
+/* grad, varRef, mRef, vRef, sRef: FLOAT, FLOAT16 or BF16 of one shape; step INT64 [1], the first step is 1 (of
+ * a step of another shape the first element is read, as the official planner takes it). */
 ACL_FUNC_VISIBILITY aclnnStatus aclnnApplyFusedEmaAdamGetWorkspaceSize(
     const aclTensor *grad, aclTensor *varRef, aclTensor *mRef, aclTensor *vRef, aclTensor *sRef, const aclTensor *step,
     double lr, double emaDecay, double beta1, double beta2, double eps, int64_t mode, bool biasCorrection,
