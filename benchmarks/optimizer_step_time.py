@@ -27,15 +27,17 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from anyfuse import apply_adam_w_quant_, apply_fused_ema_adamw_, lazy_adam_
+from anyfuse._bits import same_bits
 from anyfuse._machine import machine
-from anyfuse._sampling import same_bits
-from anyfuse.bench import plot, report
+from anyfuse.bench import plot
+from anyfuse.bench import results as files
 from anyfuse.bench.case import Case, Goal, Peer, Runner, Work
-from anyfuse.bench.command import conclude as end
 from anyfuse.bench.measure import OURS, Settings, conclude
 from anyfuse.bench.timing import Neighbours, interleave, once
 from anyfuse.formats import create_codebook
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
+from anyfuse_cli.bench import conclude as end
+from anyfuse_cli.bench import show
 
 BARE, LARGE, TORCH = "bare operator", "one large tensor", "torch AdamW(fused=True)"
 SMALL_STEPS = 3
@@ -205,10 +207,10 @@ def main(
         for title in CASES:
             if case in title:
                 results.append(measure(name, SIDES[name], title, settings))
-                report.show(results[-1], console)
-    whole = report.assemble(machine(), asdict(settings), results)
+                show(results[-1], console)
+    whole = files.assemble(machine(), asdict(settings), results)
     if json_file is not None:
-        report.write(whole, json_file)
+        files.write(whole, json_file)
     if plot_file is not None:
         plot.draw(whole, plot_file)
     end(whole, console)

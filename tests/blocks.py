@@ -25,7 +25,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 _FENCE = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE

@@ -34,7 +34,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import anyfuse
-from anyfuse._sampling import same_bits
+from anyfuse._bits import same_bits
 from anyfuse._settings import backend
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam, rows_held
 

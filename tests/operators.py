@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anyfuse._bits import clone_with_storage, same_bits, storage_bytes
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import clone_with_storage, same_bits, storage_bytes
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anyfuse._sampling import same_bits
+from anyfuse._bits import same_bits
 from anyfuse.optim import AdamW8bit, EMAAdamW, LazyAdam
 
 #: Every optimizer, in the variants whose state or numbers differ.

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
-from anyfuse import cli
-from anyfuse._opspec import REGISTRY, Sample
-from anyfuse._sampling import Draw
+from anyfuse._opspec import REGISTRY
 from anyfuse._settings import use_reference
-from anyfuse.bench.report import SCHEMA_NAME
+from anyfuse.bench.results import SCHEMA_NAME
+from anyfuse.samples.draw import Draw
+from anyfuse.samples.kinds import Sample
+from anyfuse_cli.app import app
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -26,7 +27,7 @@ FILES = [path for path in sorted(RESULTS.glob("*.json")) if json.loads(path.read
 
 
 def invoke(*words: str) -> Any:
-    return CliRunner().invoke(cli.app, words)
+    return CliRunner().invoke(app, words)
 
 
 def wrong_bits(arguments: dict[str, Any]) -> None:

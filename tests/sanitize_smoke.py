@@ -12,7 +12,7 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
-from anyfuse._sampling import Draw
+from anyfuse.samples.draw import Draw
 
 
 def exact(value: object) -> object:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
-from anyfuse._sampling import same_bits
+from anyfuse._bits import same_bits
 from anyfuse.formats import decode_hifloat8, pack_int4, unpack_int4
 from anyfuse.ops import _checks as checks
 from anyfuse.ops import _numerics as numerics

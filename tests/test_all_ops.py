@@ -12,11 +12,13 @@ from pathlib import Path
 import operators
 import pytest
 import torch
+from bad_calls import bad_calls
 
 import anyfuse
 from anyfuse import _core
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse.samples.draw import Draw
 
 
 def test_every_operator_is_public(spec: OpSpec) -> None:
@@ -71,7 +73,7 @@ def test_edges_equal_reference_on_any_number_of_threads(spec: OpSpec, target: st
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_bad_calls_name_the_argument_and_write_nothing(spec: OpSpec, backend: str) -> None:
-    for bad in spec.samples.bad_calls():
+    for bad in bad_calls(spec.name):
         given = clone_with_storage(bad.arguments)
         with anyfuse.backend(backend), pytest.raises(bad.error, match=re.escape(bad.names)):
             spec.function(**given)
@@ -181,7 +183,7 @@ FORK = """
 import os, sys, torch, anyfuse
 sys.path.insert(0, {tests!r})
 import operators
-from anyfuse._sampling import clone_with_storage
+from anyfuse._bits import clone_with_storage
 torch.set_num_threads(2)
 spec = anyfuse._REGISTRY[{name!r}]
 sample = list(spec.samples.edges())[-1]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
-from anyfuse._sampling import same_bits
+from anyfuse._bits import same_bits
 from anyfuse.formats import create_codebook, dequantize_blockwise, quantize_blockwise
 
 LINEAR = (create_codebook("linear", True), create_codebook("linear", False))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
-from anyfuse._sampling import same_bits
+from anyfuse._bits import same_bits
 from anyfuse.ops import _checks as checks
 from anyfuse.ops import _numerics as numerics
 from anyfuse.ops import apply_fused_ema_adamw as op

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse import bench
-from anyfuse.bench import report, stream
+from anyfuse.bench import results as files
+from anyfuse.bench import stream
 from anyfuse.bench.case import READ, UPDATE, WRITE, Array, Case, Goal, Peer, Runner, Traffic, Work
 from anyfuse.bench.measure import OURS, Settings, check_equal, conclude, measure, start
 from anyfuse.bench.timing import Neighbours, Timing, interleave, ratios, spread
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 EMA = anyfuse._REGISTRY["apply_fused_ema_adamw"]
 ANY_SPREAD = ["--spread-limit", "1e9", "--neighbour-limit", "1"]
@@ -106,7 +107,7 @@ def test_a_noisy_run_is_refused() -> None:
     result = case_of(SCATTERED, (RATIO, Goal("us a call", most=2e6)))
     assert not result["conclusive"] and result["noisy"] == ["peer"]
     assert [goal["verdict"] for goal in result["goals"]] == ["inconclusive: too noisy", "met"]
-    whole = report.assemble({"cpu": "x"}, asdict(Settings()), [result])
+    whole = files.assemble({"cpu": "x"}, asdict(Settings()), [result])
     assert whole["conclusive"] is False
 
 
@@ -247,8 +248,8 @@ def test_a_quick_run_writes_a_result_file_and_a_plot(tmp_path: Path) -> None:
     )
     assert run.exit_code == 0, run.output
     results = json.loads(file.read_text())
-    report.validate(results)
-    assert results["schema"] == report.SCHEMA_NAME and results["machine"]["anyfuse"] == anyfuse.__version__
+    files.validate(results)
+    assert results["schema"] == files.SCHEMA_NAME and results["machine"]["anyfuse"] == anyfuse.__version__
     assert [result["case"] for result in results["results"]] == [case.name for case in bench.cases(EMA.name)]
     first = results["results"][0]
     assert first["stream"]["gb_per_s"] > 0 and first["transient_kib"] is not None
@@ -273,7 +274,7 @@ def test_the_schema_refuses_other_reports(tmp_path: Path) -> None:
         other = copy.deepcopy(results)
         change(other)
         with pytest.raises(ValueError, match=where):
-            report.write(other, tmp_path / "other.json")
+            files.write(other, tmp_path / "other.json")
     assert not (tmp_path / "other.json").exists()
 
 

@@ -14,8 +14,8 @@ import torch
 
 import anyfuse
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw
 from anyfuse.bench import gpu
+from anyfuse.samples.draw import Draw
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import _core, acl_config
-from anyfuse.cli import app
+from anyfuse import acl_config
+from anyfuse_cli.app import app
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "tests" / "aclnn"

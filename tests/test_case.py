@@ -16,10 +16,12 @@ import torch
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import _core, cli
+from anyfuse import _core
+from anyfuse import _files as files
+from anyfuse._files import Folder
 from anyfuse._opspec import REGISTRY, OpSpec
-from anyfuse.verify import cases, files
-from anyfuse.verify.files import Folder
+from anyfuse.verify import cases, plain
+from anyfuse_cli.app import app
 
 EMA = "apply_fused_ema_adamw"
 
@@ -106,7 +108,7 @@ def peak(directory: Path, name: str) -> float:
 
 
 def test_every_optional_tensor_can_be_had(spec: OpSpec, tmp_path: Path) -> None:
-    optional = cases.describe(spec.name)["optional tensors"]
+    optional = plain.describe(spec.name)["optional tensors"]
     case = cases.generate(spec.name, tmp_path, optional=optional)
     assert set(optional) <= {file.name for file in case.inputs}
     cases.run(tmp_path)
@@ -198,9 +200,9 @@ def test_the_official_sizes() -> None:
     ("options", "message"),
     [
         ({"name": "adam"}, "operator 'adam' is unknown; accepted: add_rms"),
-        ({"dtype": "float64"}, "dtype is 'float64'; accepted: float32"),
+        ({"dtype": "float64"}, "dtype is 'float64'; accepted: 'float32'"),
         ({"sizes": (2, -1)}, "accepted: sizes of 0 and more"),
-        ({"golden": "float16"}, "golden is 'float16'; accepted: reference, float64"),
+        ({"golden": "float16"}, "golden is 'float16'; accepted: 'reference', 'float64'"),
         ({"preset": "official"}, "preset 'official' is unknown"),
         ({"axes": {"rows": 4}}, "size 'rows' is unknown"),
         ({"settings": {"rate": "1"}}, "has no argument 'rate'; accepted: grad, var"),
@@ -315,8 +317,8 @@ def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 MANIFESTS: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
-    ("no format", at("format", value=...), "format in manifest.json is None; accepted: anyfuse case 1"),
-    ("a later format", at("format", value="anyfuse case 2"), "accepted: anyfuse case 1"),
+    ("no format", at("format", value=...), "format in manifest.json is None; accepted: 'anyfuse case 1'"),
+    ("a later format", at("format", value="anyfuse case 2"), "accepted: 'anyfuse case 1'"),
     ("an unknown operator", at("operator", value="rm"), "operator 'rm' is unknown"),
     ("operator a number", at("operator", value=3), "'operator' in manifest.json is a int"),
     ("no inputs", at("inputs", value=...), "lacks 'inputs'"),
@@ -326,7 +328,7 @@ MANIFESTS: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("an unknown input", at("inputs", 0, "name", value="gradient"), "accepted: grad, var"),
     ("an input a string", at("inputs", 0, value="grad"), "an entry of inputs in manifest.json is a str"),
     ("an output missing", at("outputs", 2, value=...), "outputs in manifest.json lack v"),
-    ("an unknown output", at("outputs", 0, "name", value="grad"), "accepted: var, m, v, s"),
+    ("an unknown output", at("outputs", 0, "name", value="grad"), "accepted: 'var', 'm', 'v', 's'"),
     ("an unknown dtype", at("inputs", 0, "dtype", value="float8"), "dtype of 'grad' in manifest.json is 'float8'"),
     ("dtype a list", at("inputs", 0, "dtype", value=["float32"]), "'dtype' in manifest.json is a list"),
     ("a dtype of another size", at("inputs", 0, "dtype", value="float16"), "too long: it has 60 bytes; accepted: 30"),
@@ -345,7 +347,7 @@ MANIFESTS: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("an attribute out of range", at("attributes", "mode", value=7), "mode is 7"),
     ("an unknown torch dtype", at("attributes", "convention", value="torch.load"), "manifest.json is 'load'"),
     ("a seed of another kind", at("seed", value="x"), "'seed' in manifest.json is a str"),
-    ("an unknown golden", at("golden", value="exact"), "accepted: reference, float64"),
+    ("an unknown golden", at("golden", value="exact"), "accepted: 'reference', 'float64'"),
     ("up and out", at("inputs", 0, "file", value="../secret.bin"), "leads out of the folder"),
     ("up from within", at("inputs", 0, "file", value="input/../../secret.bin"), "leads out of the folder"),
     ("an absolute path", at("inputs", 0, "file", value="/etc/hostname"), "leads out of the folder"),
@@ -505,9 +507,9 @@ def test_files_can_be_read_by_others(case: Path) -> None:
     assert (case / "manifest.json").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-@pytest.mark.parametrize("dtype", sorted(cases.DTYPES))
+@pytest.mark.parametrize("dtype", sorted(plain.DTYPES))
 def test_files_of_every_dtype(dtype: str, tmp_path: Path) -> None:
-    kind = cases.DTYPES[dtype]
+    kind = plain.DTYPES[dtype]
     raw = torch.arange(48 * kind.itemsize, dtype=torch.uint8)
     tensor = (raw % 2).view(torch.bool) if kind == torch.bool else raw.view(kind)
     folder = Folder(tmp_path)
@@ -525,7 +527,7 @@ def test_files_of_every_dtype(dtype: str, tmp_path: Path) -> None:
 
 
 def invoke(*words: str) -> Any:
-    return CliRunner().invoke(cli.app, ["case", *words])
+    return CliRunner().invoke(app, ["case", *words])
 
 
 def test_commands(tmp_path: Path) -> None:

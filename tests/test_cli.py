@@ -16,7 +16,8 @@ import typer
 from pages import FILES, invoke
 
 import anyfuse
-from anyfuse import cli
+import anyfuse_cli
+from anyfuse_cli.app import app
 
 NAMES = ("acl-config", "bench", "case compare", "case gen", "case options", "case run", "demo", "eval", "info",
          "quantize", "run", "verify")  # fmt: skip
@@ -57,7 +58,7 @@ def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield before + name, command
 
 
-COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+COMMANDS = dict(commands(typer.main.get_command(app)))
 GROUPS = ("", "case")
 
 
@@ -175,7 +176,7 @@ def main(words: list[str]) -> int:
     """Calls the command as the shell does; its exit status."""
     before, sys.argv = sys.argv, ["anyfuse", *words]
     try:
-        cli.main()
+        anyfuse_cli.main()
     except SystemExit as end:
         return int(end.code or 0)
     finally:
@@ -194,7 +195,7 @@ def test_a_fault_of_ours_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capfd:
     def broken() -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(cli, "machine", broken)
+    monkeypatch.setattr("anyfuse._machine.machine", broken)
     assert main(["info"]) == 2
     said = capfd.readouterr().err
     assert said.startswith("anyfuse: unexpected KeyError") and "--debug" in said and said.count("\n") == 1
@@ -209,7 +210,7 @@ def test_errors_of_the_system_name_the_file(workplace: Path, capfd: pytest.Captu
 
 def test_info_has_no_words_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"targets_available": ["base", "avx2"], "cuda": None, "cores": 2}
-    monkeypatch.setattr(cli, "machine", lambda: facts)
+    monkeypatch.setattr("anyfuse._machine.machine", lambda: facts)
     lines = [line.split() for line in invoke("info").stdout.splitlines()]
     assert lines == [["targets", "available", "base,", "avx2"], ["cuda", "none"], ["cores", "2"]]
 
@@ -233,7 +234,7 @@ def test_commands_write_where_they_are_told_to(workplace: Path, monkeypatch: pyt
 
 # ---- completion, in a shell ----
 
-PROGRAM = "import sys; sys.argv[0] = 'anyfuse'; from anyfuse.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'anyfuse'; from anyfuse_cli import main; main()"
 
 
 def shell(script: str, home: Path) -> str:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import compat
-from anyfuse.cli import main
 from anyfuse.compat import _device, _modules
 from anyfuse.run import execute
+from anyfuse_cli import main
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples" / "ascend"
@@ -120,7 +120,7 @@ def test_anyfuse_run_without_the_gpu_asked_for(
 def test_anyfuse_run_shows_the_scripts_traceback(
     names: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from anyfuse.run import run
+    from anyfuse_cli.run import run
 
     script = written(tmp_path / "wrong.py", "import torch_npu\n\n\ndef f():\n    torch_npu.npu_swiglu()\n\n\nf()\n")
     with pytest.raises(SystemExit) as ended:
@@ -134,7 +134,7 @@ def test_anyfuse_run_shows_the_scripts_traceback(
 def test_anyfuse_run_ends_with_130_after_ctrl_c(
     names: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from anyfuse.run import run
+    from anyfuse_cli.run import run
 
     with pytest.raises(SystemExit) as ended:
         run(Path(written(tmp_path / "long.py", "raise KeyboardInterrupt\n")))
@@ -142,7 +142,7 @@ def test_anyfuse_run_ends_with_130_after_ctrl_c(
 
 
 def test_anyfuse_run_passes_exit_codes_on(names: None, tmp_path: Path) -> None:
-    from anyfuse.run import run
+    from anyfuse_cli.run import run
 
     before = list(sys.argv), list(sys.path)
     with pytest.raises(SystemExit) as ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse.cli import app
-from anyfuse.demo import command, study
+from anyfuse.demo import study
 from anyfuse.demo.inference import W8A8, QuantizedNorm, generate
 from anyfuse.demo.model import FLOAT, Config, Model, loss, rotate, rotations
 from anyfuse.demo.text import Vocabulary, build_vocabulary, corpus
@@ -30,6 +30,7 @@ from anyfuse.demo.training import (
     torch_adamw,
     windows,
 )
+from anyfuse_cli.app import app
 
 CONFIG = Config(vocabulary=300, width=32, layers=2, heads=2, hidden=48, context=16)
 
@@ -275,8 +276,8 @@ def test_short_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small")
 def test_missed_figure_and_missing_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(study.LIMITS, "W8A8 against float", 0.0)
-    find = command.importlib.util.find_spec
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     result = run(tmp_path)
     assert result.exit_code == 1
     assert "missed: W8A8 against float" in result.stderr and result.stderr.count("missed") == 1

@@ -20,7 +20,7 @@ import typer
 
 import anyfuse
 from anyfuse._opspec import REGISTRY, OpSpec
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

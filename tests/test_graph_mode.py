@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import anyfuse
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.formats import pack_scale_int64
+from anyfuse.samples.draw import Draw
 
 COLS, OUT = 32, 40  # a size of 2 would be taken for the number of rows of the first call
 

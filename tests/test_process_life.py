@@ -23,10 +23,11 @@ from endings import delays, end_while, started
 from torch import Tensor
 
 import anyfuse
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse._bits import clone_with_storage
+from anyfuse._files import Folder
 from anyfuse.optim import AdamW8bit
+from anyfuse.samples.draw import Draw
 from anyfuse.verify import cases
-from anyfuse.verify.files import Folder
 
 # 10^5 calls of each operator: ANYFUSE_TEST_CALLS=100000 python -m pytest tests/test_process_life.py -k leak
 CALLS = int(os.environ.get("ANYFUSE_TEST_CALLS", "1000"))
@@ -218,7 +219,7 @@ def used_seconds(process: int) -> float:
 
 INTERRUPTED = """
 import sys
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 from anyfuse.verify import cases
 arguments = ["case", "gen", "apply_fused_ema_adamw", sys.argv[1], "--shape", "300,300", "--overwrite"]
 while True:
@@ -244,7 +245,7 @@ def test_ctrl_c_in_case_gen_ends_it_and_leaves_whole_files_or_none(tmp_path: Pat
         assert all(result.passed for result in cases.compare(tmp_path))
 
 
-VERIFY = "from anyfuse.cli import main; main()"
+VERIFY = "from anyfuse_cli import main; main()"
 
 
 def test_ctrl_c_in_a_long_verify_ends_it_and_leaves_nothing_half_written(tmp_path: Path) -> None:

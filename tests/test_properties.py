@@ -23,8 +23,9 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core
+from anyfuse._bits import clone_with_storage, same_bits, storage_bytes
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage, same_bits, storage_bytes
+from anyfuse.samples.draw import Draw
 
 SPECS = list(anyfuse._REGISTRY.values())
 

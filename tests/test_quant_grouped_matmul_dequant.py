@@ -12,9 +12,10 @@ from torch import Tensor
 
 import anyfuse
 from anyfuse import _core, pack_weight
-from anyfuse._sampling import Draw, same_bits
+from anyfuse._bits import same_bits
 from anyfuse.formats import nd_to_nz, pack_scale_int64
 from anyfuse.packed import PackedWeight
+from anyfuse.samples.draw import Draw
 
 op = anyfuse.quant_grouped_matmul_dequant
 plain = anyfuse.quant_matmul_dequant

@@ -376,7 +376,7 @@ def test_smollm2_keeps_its_perplexity_in_a_quarter_of_the_bytes(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_the_commands_quantize_and_judge_smollm2(tmp_path: Path) -> None:
-    from anyfuse.cli import app
+    from anyfuse_cli.app import app
 
     text = tmp_path / "text.txt"
     text.write_text(pydoc_data.topics.topics["assert"])

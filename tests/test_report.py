@@ -15,14 +15,13 @@ import pytest
 import torch
 from pages import FILES, bench_page, damaged, invoke, verify_page
 
-from anyfuse import bench
 from anyfuse._opspec import REGISTRY, OpSpec
-from anyfuse.report import percent
-from anyfuse.report import verify as verify_report
-from anyfuse.report.svg import Scale, power
-from anyfuse.verify import cases, matrix, precision
+from anyfuse._words import percent
+from anyfuse.html.svg import Scale, power
+from anyfuse.verify import matrix, plain, precision
 from anyfuse.verify.element import number
 from anyfuse.verify.examine import examine, snippet
+from anyfuse.verify.page import error_names, ulp_names
 
 EMA = "apply_fused_ema_adamw"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -173,11 +172,11 @@ def test_refused_calls_are_counted_apart(tmp_path: Path) -> None:
 def test_unfused_calls_are_the_same_rule(spec: OpSpec) -> None:
     """Written another way, so not the same bits: everything within a thousandth of the exact result's largest value.
     An operator that rounds to codes may fall to the next code of a few elements."""
-    function = bench.unfused(spec.name)
+    function = spec.samples.unfused
     if function is None:
         return
-    call = cases.everyday(spec, torch.float32, 0)
-    expected = cases.call(spec, call)
+    call = plain.everyday(spec, torch.float32, 0)
+    expected = plain.call(spec, call)
     for name, got in zip(spec.outputs, function(dict(call)), strict=True):
         if expected[name].numel():
             apart = (got.double() - expected[name].double()).abs()
@@ -194,7 +193,7 @@ def test_counts_of_distances() -> None:
     counts.add(out, golden, None)
     assert counts.ulp == [1, 1, 0, 0, 1, 0, 0, 0, 1] and counts.max_ulp == 2**23 and counts.elements == 4
     assert counts.errors[0] == 1 and sum(counts.errors) == 4 and counts.max_error == pytest.approx(0.5)
-    assert len(counts.ulp) == len(verify_report.ulp_names()) and len(counts.errors) == len(verify_report.error_names())
+    assert len(counts.ulp) == len(ulp_names()) and len(counts.errors) == len(error_names())
 
 
 def test_numbers_are_given_with_their_bits() -> None:
@@ -304,7 +303,7 @@ def test_a_page_that_cannot_be_written_is_refused_first(
 
     replaced: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("anyfuse.verify.matrix.verify", unreachable),
-        ("anyfuse.bench.command.measure", unreachable),
+        ("anyfuse.bench.measure.measure", unreachable),
     )
     for name, function in replaced:
         monkeypatch.setattr(name, function)

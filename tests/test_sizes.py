@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 import anyfuse
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage
 from anyfuse.formats import create_codebook
+from anyfuse.samples.draw import Draw
 
 FAR = 2**31
 

@@ -15,8 +15,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import anyfuse
-from anyfuse._opspec import OpSpec, Sample
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse._bits import clone_with_storage
+from anyfuse._opspec import OpSpec
+from anyfuse.ops import _register
+
+from anyfuse.samples.draw import Draw
+from anyfuse.samples.kinds import Sample
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 
@@ -93,7 +97,7 @@ def test_the_reference_of_gpu_tensors_runs_on_copies(spec: OpSpec) -> None:
             expected = operators.tensors_of(spec.function(**clone_with_storage(sample.arguments)))
         ((overload, args, _),) = recorder.calls
         op = sys.modules[spec.function.__module__]
-        got = d.through_cpu(overload, op._cpu, op.Call(*args))
+        got = _register.through_cpu(overload, op._general, op.Call(*args))
         if spec.in_place:
             given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
             got = [given[name] for name in spec.outputs]

@@ -19,10 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anyfuse import _tensors
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse.ops import _register
 
 from anyfuse.optim import LazyAdam, _adamw_rows
+from anyfuse.samples.draw import Draw
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 
@@ -257,7 +259,8 @@ def test_kernels_run_on_the_device_of_the_tensors(spec: OpSpec, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, f"anyfuse.triton.{name.rstrip('_')}", module)
     with FakeTensorMode():
         tensors = [torch.empty(3, device="cuda:1")]
-        ran_on = d._on_gpu(name, Given, lambda call: None)(tensors, torch.zeros(1, dtype=torch.int64))
+        operator = _register.Operator(Given, getattr(torch.ops.anyfuse, name).default, None)
+        ran_on = _register._on_gpu(operator, lambda call: None)(Given(tensors, torch.zeros(1, dtype=torch.int64)))
     assert ran_on == [torch.device("cuda", 1)] and current == []
 
 

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import anyfuse
 from anyfuse import _core, cli
-from anyfuse._opspec import REGISTRY, OpSpec, Sample
-from anyfuse._sampling import Draw
+from anyfuse._opspec import REGISTRY, OpSpec
 from anyfuse._settings import use_reference
 from anyfuse.formats import encode_hifloat8, pack_int4
+from anyfuse.samples.draw import Draw
+from anyfuse.samples.kinds import Sample
 from anyfuse.verify import compare as judge
 from anyfuse.verify import matrix
 from anyfuse.verify.compare import Comparison, compare

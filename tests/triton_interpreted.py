@@ -17,9 +17,11 @@ import operators
 import torch
 
 import anyfuse
-from anyfuse._opspec import OpSpec, Sample
-from anyfuse._sampling import Draw, clone_with_storage
+from anyfuse._bits import clone_with_storage
+from anyfuse._opspec import OpSpec
 from anyfuse.formats import codebook
+from anyfuse.samples.draw import Draw
+from anyfuse.samples.kinds import Sample
 
 #: Random calls of each operator; more where there are more options.
 DRAWS = {"lazy_adam": 90, "apply_adam_w_quant": 45}

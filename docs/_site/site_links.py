@@ -23,7 +23,7 @@ def pages_of_files() -> dict[str, str]:
     """The page of the site that tells of a file of the repository."""
     pages = {file: page for page, file in ELSEWHERE.items()}
     pages["src/anyfuse/ops"] = "operators/index.md"
-    pages["src/anyfuse/cli.py"] = "reference/cli.md"
+    pages["src/anyfuse_cli/app.py"] = "reference/cli.md"
     pages |= {f"src/anyfuse/ops/{name}.py": f"operators/{name}.md" for name in REGISTRY}
     for module in site_pages.MODULES:
         path = f"src/{module.replace('.', '/')}"

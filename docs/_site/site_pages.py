@@ -17,7 +17,7 @@ from anyfuse._opspec import REGISTRY, OpSpec
 from anyfuse._products import ANY, PRODUCTS
 from anyfuse._soc import limits_on
 from anyfuse.aclnn import PROTOTYPES
-from anyfuse.cli import app
+from anyfuse_cli.app import app
 
 #: Lines that click does not fill, as examples are written.
 _AS_TYPED = re.compile(r"\x08\n(?:Examples:\n)?((?:.+\n)+)")

@@ -1,3 +1,3 @@
-from .cli import main
+from anyfuse_cli import main
 
 main()

@@ -36,13 +36,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def words(value: object) -> str:
-    """One of those facts, for people."""
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)
-
-
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as lines:

@@ -8,31 +8,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any
-
-from torch import Tensor
 
 from .case import Case
-
-Unfused = Callable[[Mapping[str, Any]], tuple[Tensor, ...]]
 
 
 def cases(operator: str) -> tuple[Case, ...]:
     """The cases of one operator; none when it has no benchmark module."""
-    found: tuple[Case, ...] = getattr(_module(operator), "CASES", ())
-    return found
-
-
-def unfused(operator: str) -> Unfused | None:
-    """The operator's plain call (default attributes, no optional tensors) as PyTorch's own operators one after another
-    give it: a function of the call's arguments, which it may overwrite, that returns its outputs in order. None where
-    there is none."""
-    found: Unfused | None = getattr(_module(operator), "unfused", None)
-    return found
-
-
-def _module(operator: str) -> ModuleType | None:
     name = f"{__name__}.{operator}"
-    return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
+    if importlib.util.find_spec(name) is None:
+        return ()
+    found: tuple[Case, ...] = importlib.import_module(name).CASES
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .._settings import backend
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
+from ..samples.add_rms_norm_dynamic_quant import EPSILON, composition
 from .case import READ, WRITE, Array, Case, Goal, Peer, Runner, Traffic, Work
 from .overhead import tiny
 
-EPSILON = 1e-6
 COMPILED, EAGER = "composition, torch.compile", "composition, eager"
 
 
@@ -36,25 +36,6 @@ def call(rows: int, cols: int, dtype: torch.dtype, outputs: int = 2, y_dtype: An
 
 
 # ---- peers ----
-
-
-def composition(x1: Tensor, x2: Tensor, gamma: Tensor, *smooth_scales: Tensor) -> tuple[Tensor, ...]:
-    """What one writes in PyTorch: the formula, int8 codes, the sum rounded to its dtype at the end."""
-    x = x1.float() + x2.float()
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gamma.float()
-    outputs = [x.to(x1.dtype)]
-    for smooth in smooth_scales:
-        scaled = y * smooth.float()
-        scale = scaled.abs().amax(-1, keepdim=True) / 127.0
-        outputs += [torch.round(scaled / scale).to(torch.int8), scale.squeeze(-1)]
-    return tuple(outputs)
-
-
-def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """`composition` of a plain call, which has no smooth scales: (y1, y2, x, scale1, scale2), the second ones empty."""
-    x1, x2, gamma = call["x1"], call["x2"], call["gamma"]
-    x, y1, scale1 = composition(x1, x2, gamma, torch.ones_like(gamma))
-    return y1, y1.new_empty(0), x, scale1, scale1.new_empty(0)
 
 
 def inputs(given: dict[str, Any]) -> tuple[Tensor, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from ..formats import create_codebook, dequantize_blockwise, quantize_blockwise
+from ..formats import create_codebook
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from .case import READ, UPDATE, Array, Case, Goal, Peer, Runner, Traffic, Work
 from .overhead import many, tiny
@@ -76,19 +76,6 @@ def runner(make: Make, size: int, dtype: torch.dtype) -> Runner:
     parameter = torch.nn.Parameter(given["var"])
     parameter.grad = given["grad"]
     return Runner(make(parameter).step)
-
-
-def unfused(call: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """One plain step of PyTorch's own operators, in fp32 between codes: (var, m, v, absmax_m, absmax_v)."""
-    step, lr = int(call["step"]), float(call["lr"])
-    g, p, block = call["grad"].float(), call["var"].float(), call["block_size"]
-    m, v = (dequantize_blockwise(call[x], call[f"absmax_{x}"], call[f"qmap_{x}"], block) for x in "mv")
-    m.mul_(call["beta1"]).add_(g, alpha=1 - call["beta1"])
-    v.mul_(call["beta2"]).addcmul_(g, g, value=1 - call["beta2"])
-    c1, c2 = 1 - call["beta1"] ** step, 1 - call["beta2"] ** step
-    p.mul_(1 - lr * call["weight_decay"]).addcdiv_(m, v.sqrt().div_(c2**0.5).add_(call["eps"]), value=-lr / c1)
-    (m, absmax_m), (v, absmax_v) = (quantize_blockwise(t, call[f"qmap_{x}"], block) for t, x in ((m, "m"), (v, "v")))
-    return p.to(call["var"].dtype), m, v, absmax_m, absmax_v
 
 
 def accuracy(make: Make | None) -> dict[str, Any]:

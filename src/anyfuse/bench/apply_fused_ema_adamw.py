@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._sampling import clone_with_storage
+from .._bits import clone_with_storage
 from .._settings import backend
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
 from .case import READ, UPDATE, Array, Case, Goal, Peer, Runner, Traffic, Work
@@ -89,20 +89,6 @@ def adamw_and(average: Average, given: dict[str, Any]) -> tuple[Runner, torch.nn
         update()
 
     return Runner(run), module.weight, ema
-
-
-def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """One plain step by torch.optim.AdamW, in the tensors' own dtypes, then a lerp of the average: (var, m, v, s)."""
-    parameter, m, v = torch.nn.Parameter(call["var"]), call["m"], call["v"]
-    parameter.grad = call["grad"]
-    optimizer = torch.optim.AdamW(
-        [parameter], lr=call["lr"], betas=(call["beta1"], call["beta2"]), eps=call["eps"],
-        weight_decay=call["weight_decay"], foreach=False,
-    )  # fmt: skip
-    optimizer.state[parameter].update({"step": call["step"].float() - 1, "exp_avg": m, "exp_avg_sq": v})
-    optimizer.step()
-    var = parameter.detach()
-    return var, m, v, call["s"].lerp(var, 1 - call["ema_decay"])
 
 
 def accuracy() -> dict[str, Any]:

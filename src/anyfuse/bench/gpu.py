@@ -36,14 +36,16 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from .._opspec import REGISTRY, OpSpec, Sample
-from .._sampling import Draw, clone_with_storage, same_bits
+from .._bits import clone_with_storage, same_bits
+from .._opspec import REGISTRY, OpSpec
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
 from ..ops.lazy_adam import lazy_adam_
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
+from ..samples.draw import Draw
+from ..samples.kinds import Sample
 from . import add_rms_norm_dynamic_quant as norm_bench
 from . import apply_adam_w_quant as adam8_bench
 from . import quant_grouped_matmul_dequant as grouped_bench

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._sampling import clone_with_storage
+from .._bits import clone_with_storage
 from .._settings import backend
 from ..ops.lazy_adam import lazy_adam_
 from .case import READ, UPDATE, Array, Case, Goal, Peer, Runner, Traffic, Work
@@ -80,17 +79,6 @@ def dense(rows: int, n: int, kind: str) -> Runner:
     weight = torch.nn.Parameter(given["var"])
     weight.grad = torch.zeros(rows, DIM).index_add_(0, given["indices"], given["gradient"])
     return Runner(torch.optim.AdamW([weight], lr=LR, betas=BETAS, eps=EPSILON, weight_decay=0.0, fused=True).step)
-
-
-def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """One plain step of distinct rows by PyTorch's own operators, in fp32 between the tables: (m, v, var)."""
-    ids, g = call["indices"].flatten().long(), call["gradient"].float()
-    m, v, var = call["m"], call["v"], call["var"]
-    m[ids] = m_new = m[ids].lerp(g, 1 - call["beta1"])
-    v[ids] = v_new = v[ids].mul(call["beta2"]).addcmul(g, g, value=1 - call["beta2"])
-    moved = var[ids].float().addcdiv(m_new, v_new.sqrt().add(call["epsilon"]), value=-float(call["lr"]))
-    var[ids] = moved.to(var.dtype)
-    return m, v, var
 
 
 def accuracy() -> dict[str, Any]:

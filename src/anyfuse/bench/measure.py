@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .._bits import clone_with_storage, same_bits
 from .._opspec import OpSpec
-from .._sampling import clone_with_storage, same_bits
 from .._settings import backend
 from . import memory, stream
 from .case import Case, Goal, Peer, Runner, Work

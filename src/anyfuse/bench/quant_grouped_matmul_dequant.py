@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._sampling import Draw
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
 from ..packed import PackedWeight, pack_weight
+from ..samples.draw import Draw
 from .case import Case, Goal, Peer, Runner, Work
 from .overhead import tiny
 

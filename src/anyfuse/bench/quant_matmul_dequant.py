@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -14,6 +14,7 @@ from torch.nn import functional
 from .._settings import backend
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
 from ..packed import pack_weight
+from ..samples.quant_matmul_dequant import int_mm
 from .case import READ, Array, Case, Goal, Peer, Runner, Traffic, Work
 from .overhead import tiny
 
@@ -75,24 +76,6 @@ def quantize_dynamic(engine: str, given: dict[str, Any]) -> Callable[[Tensor], T
 def float_linear(dtype: torch.dtype, given: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     weight = dequantized(given).to(dtype)
     return lambda x: functional.linear(x.to(dtype), weight)
-
-
-def int_mm(given: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    weight, scales = given["weight"].t().contiguous(), given["weight_scale"]
-
-    def run(x: Tensor) -> Tensor:
-        scale = x.abs().amax(-1, keepdim=True) / 127.0
-        codes = torch.round(x / scale).clamp_(-128, 127).to(torch.int8)
-        sums = torch._int_mm(codes, weight)
-        product: Tensor = sums.float() * scales * scale
-        return product
-
-    return run
-
-
-def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """`int_mm` of a plain call, in fp32 between its rows and its result: (out,)."""
-    return (int_mm(dict(call))(call["x"].float()).to(call["x"].dtype),)
 
 
 def runner(layer: Layer, given: dict[str, Any]) -> Runner:

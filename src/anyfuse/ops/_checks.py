@@ -9,24 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._checks import names as names
+from .._checks import require as require
+from .._checks import require_tensor as require_tensor
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def names(dtypes: Iterable[torch.dtype]) -> str:
-    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def require(condition: bool, message: str) -> None:
-    """ValueError, for shapes and attributes."""
-    if not condition:
-        raise ValueError(message)
-
-
-def require_tensor(name: str, value: Any, dtypes: Sequence[torch.dtype]) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {names(dtypes)}")
-    if value.dtype not in dtypes:
-        raise TypeError(f"{name} has dtype {names([value.dtype])}; accepted: {names(dtypes)}")
 
 
 def require_shape(name: str, tensor: Tensor, shape: Sequence[int], of: str) -> None:

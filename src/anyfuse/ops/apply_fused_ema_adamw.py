@@ -71,19 +71,7 @@ class Call(NamedTuple):
         memory.check_memory(zip(("var", "m", "v", "s"), self.updated, strict=True), (("grad", self.grad),))
 
 
-PROFILES = Profiles(
-    "apply_fused_ema_adamw",
-    {
-        ("Ascend910B", "Ascend910_93", "Ascend950"): Limits(
-            dtypes={"var": checks.FLOATS},
-            one_dtype=("var", "grad", "m", "v", "s"),
-            ranks={"var": (1, 8)},
-            shapes={"step": (1,)},
-            values={"maximize": (False,)},
-            absent=("grad_scale", "found_inf", "stochastic_rounding"),
-        )
-    },
-)
+PROFILES = Profiles("apply_fused_ema_adamw")
 
 
 def apply_fused_ema_adamw_(

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._opspec import BadCall, CaseSpec, Sample, Samples
-from .._sampling import Draw
 from ..ops import _checks as checks
 from ..ops.add_rms_norm_dynamic_quant import Y_NAMES
+from .draw import Draw
+from .kinds import CaseSpec, Sample, Samples
 
+EPSILON = 1e-6
 MASKS = (None, (), (True, True), (True, False), (False, True))
 
 
@@ -106,59 +107,29 @@ def edges() -> Iterable[Sample]:
         yield Sample(f"many rows of {dtype}", {"x1": x1, "x2": x2, **weights})
 
 
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        arguments = {"x1": torch.ones(3, 6), "x2": torch.ones(3, 6), "gamma": torch.ones(6)}
-        return {**arguments, **changes}
+def composition(x1: Tensor, x2: Tensor, gamma: Tensor, *smooth_scales: Tensor) -> tuple[Tensor, ...]:
+    """What one writes in PyTorch: the formula, int8 codes, the sum rounded to its dtype at the end."""
+    x = x1.float() + x2.float()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * gamma.float()
+    outputs = [x.to(x1.dtype)]
+    for smooth in smooth_scales:
+        scaled = y * smooth.float()
+        scale = scaled.abs().amax(-1, keepdim=True) / 127.0
+        outputs += [torch.round(scaled / scale).to(torch.int8), scale.squeeze(-1)]
+    return tuple(outputs)
 
-    smooth = torch.ones(6)
-    double = torch.float64
-    for name in ("x1", "x2"):
-        yield BadCall(f"{name} of dtype float64", call(**{name: torch.ones(3, 6, dtype=double)}), TypeError, name)
-    yield BadCall("both of dtype int8", call(x1=torch.ones(3, 6).to(torch.int8)), TypeError, "x1")
-    yield BadCall("x2 of another dtype", call(x2=torch.ones(3, 6, dtype=torch.float16)), TypeError, "x2")
-    yield BadCall("x2 of another shape", call(x2=torch.ones(6, 3)), ValueError, "x2")
-    yield BadCall("x2 to be broadcast", call(x2=torch.ones(6)), ValueError, "x2")
-    yield BadCall("0-dim tensors", call(x1=torch.ones(()), x2=torch.ones(())), ValueError, "x1")
-    for name in ("gamma", "smooth_scale1", "beta"):
-        for error, value in (
-            (TypeError, torch.ones(6, dtype=double)),
-            (TypeError, torch.ones(6, dtype=torch.bfloat16)),
-            (TypeError, [1.0] * 6),
-            (ValueError, torch.ones(5)),
-            (ValueError, torch.ones(1, 6)),
-            (ValueError, torch.ones(())),
-        ):
-            what = tuple(value.shape) if isinstance(value, Tensor) else "a list"
-            yield BadCall(f"{name}: {what}, {error.__name__}", call(**{name: value}), error, name)
-    both = {"smooth_scale1": smooth, "smooth_scale2": torch.ones(7)}
-    yield BadCall("smooth_scale2 too long", call(**both), ValueError, "smooth_scale2")
-    yield BadCall("x1 no tensor", call(x1=[[1.0] * 6]), TypeError, "x1")
-    yield BadCall("only smooth_scale2", call(smooth_scale2=smooth), ValueError, "smooth_scale2")
-    yield BadCall("an empty mask", call(smooth_scale2=smooth, output_mask=[]), ValueError, "smooth_scale2")
-    for mask in ((True,), (True, True, False)):
-        yield BadCall(f"mask {mask}", call(output_mask=mask), ValueError, "output_mask")
-    for unknown in ((1, 0), "TF", (None, True), True):
-        yield BadCall(f"mask {unknown}", call(output_mask=unknown), TypeError, "output_mask")
-    yield BadCall("no output", call(output_mask=(False, False)), ValueError, "output_mask")
-    masked = {"smooth_scale1": smooth, "output_mask": (False, True)}
-    yield BadCall("smooth_scale1 masked out", call(**masked), ValueError, "output_mask")
-    masked = {"smooth_scale2": smooth, "output_mask": (True, False)}
-    yield BadCall("smooth_scale2 masked out", call(**masked), ValueError, "output_mask")
-    for epsilon in (-1e-6, float("nan")):
-        yield BadCall(f"epsilon {epsilon}", call(epsilon=epsilon), ValueError, "epsilon")
-    yield BadCall("epsilon no number", call(epsilon="1e-6"), TypeError, "epsilon")
-    for y_dtype in (torch.int32, torch.float16, "int5", "int8", None, 2):
-        yield BadCall(f"y_dtype {y_dtype}", call(y_dtype=y_dtype), TypeError, "y_dtype")
-    odd = {"x1": torch.ones(3, 7), "x2": torch.ones(3, 7), "gamma": torch.ones(7)}
-    yield BadCall("int4, odd last dimension", {**odd, "y_dtype": "int4"}, ValueError, "x1")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
+
+def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """`composition` of a plain call, which has no smooth scales: (y1, y2, x, scale1, scale2), the second ones empty."""
+    x1, x2, gamma = call["x1"], call["x2"], call["gamma"]
+    x, y1, scale1 = composition(x1, x2, gamma, torch.ones_like(gamma))
+    return y1, y1.new_empty(0), x, scale1, scale1.new_empty(0)
 
 
 SAMPLES = Samples(
     draw=draw,
     edges=edges,
-    bad_calls=bad_calls,
+    unfused=unfused,
     case=CaseSpec(
         inputs=case_inputs,
         sizes=(64, 512),

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._opspec import BadCall, CaseSpec, Sample, Samples
-from .._sampling import Draw
-from ..formats import codebook
+from ..formats import codebook, dequantize_blockwise, quantize_blockwise
 from ..ops import _checks as checks
+from .draw import Draw
+from .kinds import CaseSpec, Sample, Samples
 
 
 def _random_map(draw: Draw) -> Tensor:
@@ -147,85 +147,19 @@ def edges() -> Iterable[Sample]:
         yield Sample(f"{dtype}, {sizes[-1]} elements", {**largest, **common, "step": 3, "stochastic_rounding": 9})
 
 
-def bad_calls() -> Iterable[BadCall]:
-    def call(**changes: Any) -> dict[str, Any]:
-        tensors = {
-            "var": torch.ones(3, 100),
-            "grad": torch.ones(3, 100),
-            "m": torch.zeros(3, 100, dtype=torch.uint8),
-            "v": torch.zeros(3, 100, dtype=torch.uint8),
-            "qmap_m": codebook.create_codebook("linear"),
-            "qmap_v": codebook.create_codebook("linear", signed=False),
-            "absmax_m": torch.ones(2),
-            "absmax_v": torch.ones(2),
-        }
-        return {**tensors, "step": 1, "lr": 0.1, **changes}
-
-    for name in ("var", "grad"):
-        for dtype in (torch.float64, torch.int8):
-            yield BadCall(f"{name} of {dtype}", call(**{name: torch.ones(3, 100, dtype=dtype)}), TypeError, name)
-    for name in ("m", "v"):
-        for dtype in (torch.float32, torch.int8):
-            yield BadCall(
-                f"{name} of {dtype}",
-                call(**{name: torch.ones(3, 100, dtype=dtype)}),
-                TypeError,
-                "v has" if dtype == torch.float32 else name,
-            )
-        turned = torch.zeros(100, 3, dtype=torch.uint8)
-        yield BadCall(f"{name} of another shape", call(**{name: turned}), ValueError, name)
-    yield BadCall("grad of another shape", call(grad=torch.ones(100, 3)), ValueError, "grad")
-    floats = {"m": torch.zeros(3, 100), "v": torch.zeros(3, 100)}
-    yield BadCall("scales of moments in float32", call(**floats), ValueError, "absmax_m")
-    yield BadCall("s of float64", call(s=torch.ones(3, 100, dtype=torch.float64)), TypeError, "s has dtype")
-    yield BadCall("s of another shape", call(s=torch.ones(100, 3)), ValueError, "s has shape")
-    yield BadCall("s a list", call(s=[torch.ones(3, 100)]), TypeError, "s is a")
-    yield BadCall("a seed that is True", call(stochastic_rounding=True), TypeError, "stochastic_rounding")
-    yield BadCall("a negative seed", call(stochastic_rounding=-1), ValueError, "stochastic_rounding")
-    for name in ("absmax_m", "absmax_v"):
-        yield BadCall(f"{name} of float16", call(**{name: torch.ones(2, dtype=torch.float16)}), TypeError, name)
-        for shape in ((1,), (3,), (2, 1)):
-            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.ones(shape)}), ValueError, name)
-    for name in ("qmap_m", "qmap_v"):
-        linear = codebook.create_codebook("linear")
-        yield BadCall(f"{name} of float64", call(**{name: linear.double()}), TypeError, name)
-        for shape in ((255,), (1, 256)):
-            yield BadCall(f"{name} of shape {shape}", call(**{name: torch.zeros(shape)}), ValueError, name)
-        yield BadCall(f"{name} falling", call(**{name: linear.flip(0)}), ValueError, name)
-        for value in (float("nan"), float("inf")):
-            odd = linear.clone()
-            odd[-1] = value
-            yield BadCall(f"{name} with {value}", call(**{name: odd}), ValueError, name)
-    for name in ("grad", "m", "v", "absmax_m", "absmax_v"):
-        yield BadCall(f"{name} not a tensor", call(**{name: [1.0]}), TypeError, name)
-        yield BadCall(f"{name} a list", call(**{name: [torch.ones(3, 100)]}), TypeError, name)
-    lists = {
-        name: [value] for name, value in call().items() if isinstance(value, Tensor) and not name.startswith("qmap")
-    }
-    yield BadCall("lists of different lengths", call(**{**lists, "v": lists["v"] * 2}), ValueError, "v")
-    yield BadCall("a step too many", call(step=[1, 2]), ValueError, "step")
-    yield BadCall("step of two elements", call(step=torch.tensor([1, 2])), ValueError, "step")
-    yield BadCall("step of a float dtype", call(step=torch.tensor([1.0])), TypeError, "step")
-    yield BadCall("step 0", call(step=0, convention="formula"), ValueError, "step")
-    yield BadCall("step -1 on the device", call(step=-1, convention="device"), ValueError, "step")
-    for size in (0, -1, 3, 32, 4096, 2**64, "256", 256.0):
-        yield BadCall(f"block_size {size!r}", call(block_size=size), ValueError, "block_size")
-    yield BadCall("quant_mode", call(quant_mode="TENSORWISE"), ValueError, "quant_mode")
-    yield BadCall("unknown convention", call(convention="kernel"), ValueError, "convention")
-    yield BadCall("lr of two elements", call(lr=torch.ones(2)), ValueError, "lr")
-    yield BadCall("grad_scale of int64", call(grad_scale=torch.tensor([2])), TypeError, "grad_scale")
-    yield BadCall("found_inf of two elements", call(found_inf=torch.ones(2)), ValueError, "found_inf")
-    codes, scales, ones = torch.zeros(3, 100, dtype=torch.uint8), torch.ones(2), torch.ones(3, 100)
-    yield BadCall("m is v", call(m=codes, v=codes), ValueError, "shares memory")
-    yield BadCall("absmax_m is absmax_v", call(absmax_m=scales, absmax_v=scales), ValueError, "shares memory")
-    yield BadCall("grad is var", call(grad=ones, var=ones), ValueError, "shares memory")
-    yield BadCall("expanded m", call(m=torch.zeros(1, 100, dtype=torch.uint8).expand(3, 100)), ValueError, "m has")
-    yield BadCall("s is var", call(s=ones, var=ones), ValueError, "shares memory")
+def unfused(call: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """One plain step of PyTorch's own operators, in fp32 between codes: (var, m, v, absmax_m, absmax_v)."""
+    step, lr = int(call["step"]), float(call["lr"])
+    g, p, block = call["grad"].float(), call["var"].float(), call["block_size"]
+    m, v = (dequantize_blockwise(call[x], call[f"absmax_{x}"], call[f"qmap_{x}"], block) for x in "mv")
+    m.mul_(call["beta1"]).add_(g, alpha=1 - call["beta1"])
+    v.mul_(call["beta2"]).addcmul_(g, g, value=1 - call["beta2"])
+    c1, c2 = 1 - call["beta1"] ** step, 1 - call["beta2"] ** step
+    p.mul_(1 - lr * call["weight_decay"]).addcdiv_(m, v.sqrt().div_(c2**0.5).add_(call["eps"]), value=-lr / c1)
+    (m, absmax_m), (v, absmax_v) = (quantize_blockwise(t, call[f"qmap_{x}"], block) for t, x in ((m, "m"), (v, "v")))
+    return p.to(call["var"].dtype), m, v, absmax_m, absmax_v
 
 
 SAMPLES = Samples(
-    draw=draw,
-    edges=edges,
-    bad_calls=bad_calls,
-    case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS),
+    draw=draw, edges=edges, unfused=unfused, case=CaseSpec(inputs=case_inputs, sizes=(128, 64), dtypes=checks.FLOATS)
 )

@@ -17,6 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .._checks import dtype_name
+
 CHUNK = 1 << 20  # elements at a time: the float64 intermediates stay small beside the tensors
 
 COUNT_LOSS = 1e-6
@@ -49,10 +51,6 @@ class Comparison:
     lsb: int | None = None
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def compare(
     name: str,
     out: Tensor,
@@ -65,9 +63,9 @@ def compare(
 ) -> Comparison:
     """Judges one output. `loss` None takes the default of the dtype; `encoding` is "int4" (two per byte or eight per
     int32, low nibble first) or "hifloat8" for codes in another dtype."""
-    result = Comparison(name, encoding or name_of(golden.dtype), golden.numel())
+    result = Comparison(name, encoding or dtype_name(golden.dtype), golden.numel())
     if out.dtype != golden.dtype:
-        result.reason = f"dtype {name_of(out.dtype)}, golden {name_of(golden.dtype)}"
+        result.reason = f"dtype {dtype_name(out.dtype)}, golden {dtype_name(golden.dtype)}"
         return result
     if out.shape != golden.shape:
         result.reason = f"shape {tuple(out.shape)}, golden {tuple(golden.shape)}"

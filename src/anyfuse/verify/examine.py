@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._bits import different_bits
+from .._checks import dtype_name
 from .._products import ANY
-from .._sampling import different_bits
 from .._soc import soc
 from . import matrix
-from .compare import distances, name_of
+from .compare import distances
 from .element import Element, element, tensors
 from .precision import Counts
 
@@ -85,9 +86,9 @@ def _without_repetition(outputs: list[Output]) -> list[Output]:
 
 
 def _output(name: str, got: Tensor, expected: Tensor, call: Mapping[str, Any]) -> Output:
-    kind = name_of(expected.dtype)
+    kind = dtype_name(expected.dtype)
     if got.dtype != expected.dtype or got.shape != expected.shape:
-        sides = " and ".join(f"{name_of(side.dtype)} of shape {tuple(side.shape)}" for side in (got, expected))
+        sides = " and ".join(f"{dtype_name(side.dtype)} of shape {tuple(side.shape)}" for side in (got, expected))
         return Output(name, kind, expected.numel(), Counts(), [], f"{sides} are no equals")
     counts, worst = Counts(), []
     flat, golden = got.detach().reshape(-1), expected.detach().reshape(-1)
@@ -106,7 +107,7 @@ def _describe(value: Any) -> str:
     items = value if isinstance(value, (list, tuple)) else [value]
     if any(isinstance(item, Tensor) for item in items):
         found = [
-            f"{name_of(item.dtype)} {tuple(item.shape)}"
+            f"{dtype_name(item.dtype)} {tuple(item.shape)}"
             + ("" if item.is_contiguous() else f", strides {item.stride()}, offset {item.storage_offset()}")
             for _, item in tensors({"": value})
         ]

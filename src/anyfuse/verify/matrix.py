@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._opspec import REGISTRY, OpSpec, Sample
-from .._sampling import Draw, clone_with_storage, same_bits
+from .._bits import clone_with_storage, same_bits
+from .._checks import one_of
+from .._opspec import REGISTRY, OpSpec
 from .._settings import BACKENDS, backend
 from .._soc import restricted, soc
+from ..samples.draw import Draw
+from ..samples.kinds import Sample
+from . import plain
 from .compare import compare
 
 #: What can be held against the reference.
@@ -88,11 +92,7 @@ class Report:
 
 def operators(names: Sequence[str]) -> list[OpSpec]:
     """Operators by stem or function name; all of them for none."""
-    by_name = {key: spec for spec in REGISTRY.values() for key in (spec.name, spec.function.__name__)}
-    for name in names:
-        if name not in by_name:
-            raise ValueError(f"operator {name!r} is unknown; accepted: {', '.join(sorted(REGISTRY))}")
-    chosen = {by_name[name].name for name in names}
+    chosen = {plain.operator(name).name for name in names}
     return [spec for spec in REGISTRY.values() if not names or spec.name in chosen]
 
 
@@ -101,19 +101,14 @@ def ways(backends: Sequence[str], targets: Sequence[str], threads: Sequence[int]
     counts = list(threads) or sorted({1, torch.get_num_threads()})
     available = _core.available_targets()
     for name in backends:
-        _accept("backend", name, CANDIDATES)
+        one_of("backend", name, CANDIDATES)
     for name in targets:
-        _accept("target", name, available)
+        one_of("target", name, available)
     for count in counts:
         if count < 1:
             raise ValueError(f"threads is {count}; accepted: 1 and more")
     chosen = list(backends) or list(CANDIDATES)
     return [Way(b, t, n) for b in chosen for t in (targets or available) for n in counts]
-
-
-def _accept(what: str, name: str, accepted: Sequence[str]) -> None:
-    if name not in accepted:
-        raise ValueError(f"{what} is {name!r}; accepted: {', '.join(accepted)}")
 
 
 def verify(

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import bench
+from .._bits import clone_with_storage
+from .._checks import dtype_name
 from .._opspec import OpSpec
-from .._sampling import clone_with_storage
 from .._settings import backend, float64_reference
-from . import cases
-from .compare import distances, name_of, unpacked
+from . import plain
+from .compare import distances, unpacked
 from .element import Element, element
 
 OURS, UNFUSED = "anyfuse", "unfused PyTorch"
@@ -82,11 +82,11 @@ def measure(
     found: dict[tuple[str, str], Precision] = {}
     for dtype in spec.samples.case.dtypes:
         for seed in seeds:
-            arguments = cases.everyday(spec, dtype, seed)
+            arguments = plain.everyday(spec, dtype, seed)
             for name, golden, encoding, sides in _outputs(spec, arguments):
-                kind = encoding or name_of(golden.dtype)
+                kind = encoding or dtype_name(golden.dtype)
                 codes = encoding is not None or not golden.dtype.is_floating_point
-                entry = Precision(spec.name, name_of(dtype), name, kind, codes, {side: Counts() for side in sides})
+                entry = Precision(spec.name, dtype_name(dtype), name, kind, codes, {side: Counts() for side in sides})
                 entry = found.setdefault((entry.dtype, name), entry)
                 before = entry.sides[OURS].max_ulp
                 kept = _touched(arguments.get(name) if name in spec.in_place else None, golden)
@@ -107,13 +107,14 @@ def count(spec: OpSpec, seeds: range = range(SEEDS)) -> int:
 def _outputs(spec: OpSpec, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, str | None, dict[str, Tensor]]]:
     """Name, golden, encoding and each side's result of every output that has elements."""
     with float64_reference():
-        goldens = cases.call(spec, arguments)
+        goldens = plain.call(spec, arguments)
     with backend("native"):
-        sides = {OURS: cases.call(spec, arguments)}
-    unfused = bench.unfused(spec.name)
-    if unfused is not None:
+        sides = {OURS: plain.call(spec, arguments)}
+    if spec.samples.unfused is not None:
         with torch.no_grad():
-            sides[UNFUSED] = dict(zip(spec.outputs, unfused(clone_with_storage(dict(arguments))), strict=True))
+            sides[UNFUSED] = dict(
+                zip(spec.outputs, spec.samples.unfused(clone_with_storage(dict(arguments))), strict=True)
+            )
     encodings = spec.samples.case.encodings(arguments)
     for name, golden in goldens.items():
         if golden.numel():

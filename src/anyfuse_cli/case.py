@@ -1,33 +1,21 @@
-"""The commands `anyfuse verify` and `anyfuse case`."""
+"""`anyfuse case`."""
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from .. import _complete as complete
-from .. import _core
-from .._console import Json, print_json, progress, short, show, table
-from .._opspec import OpSpec
-from .._products import ANY
-from .._settings import backend
-from .._soc import product
-from ..report import check_path
-from ..report.verify import write as write_page
-from . import cases, matrix, precision
-from .compare import COUNT_LOSS, Comparison, name_of
-from .examine import examine, reproduce
+from . import complete
+from .console import Json, print_json, progress, show, table
 
-WORST = 10
+if TYPE_CHECKING:
+    from anyfuse.verify.compare import Comparison
 
-cases_app = typer.Typer(
+cases = typer.Typer(
     help="""Make, run and judge test cases as files, the way single-operator tests of an NPU do.
 
     \b
@@ -48,135 +36,7 @@ Target = Annotated[
 ]
 
 
-def verify(
-    operators: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operators; default: all."),
-    ] = None,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option("--backend", autocompletion=complete.backends, help="Backend; repeatable. Default: all."),
-    ] = None,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target", autocompletion=complete.targets, help="Instruction set; repeatable. Default: all this CPU has."
-        ),
-    ] = None,
-    threads: Annotated[
-        list[int] | None, typer.Option("--threads", help="Number of threads; repeatable. Default: 1 and all.")
-    ] = None,
-    soc_: Annotated[
-        str | None,
-        typer.Option(
-            "--soc",
-            autocompletion=complete.products,
-            help="Product whose limits hold; calls that it refuses are counted apart.",
-        ),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Random calls for each operator.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first call; the next have the next seeds.")] = 0,
-    report_file: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write a page (HTML) with figures and pictures.")
-    ] = None,
-    json_: Json = False,
-) -> None:
-    """Compare every backend with the reference, bit for bit, on random calls and edge cases.
-
-    \b
-    Examples:
-    $ anyfuse verify
-    $ anyfuse verify lazy_adam --target base --threads 1 --samples 5
-    $ anyfuse verify --samples 20 --report out.html
-    $ anyfuse verify lazy_adam --soc Ascend910B --samples 20 --json
-
-    Exit status: 0 every bit is equal, 1 a bit differs, 2 an error or wrong usage.
-    """
-    specs = matrix.operators(operators or [])
-    ways = matrix.ways(backends or [], targets or [], threads or [])
-    if report_file is not None:
-        check_path(report_file)
-    totals: dict[str, int | None] = {spec.name: samples + matrix.count_edges(spec) for spec in specs}
-    with progress(totals, hidden=json_) as advance:
-        report = matrix.verify(specs, ways, samples=samples, seed=seed, product=soc_, progress=advance)
-    chosen = product() if soc_ is None else soc_
-    if report_file is not None:
-        _write_report(report_file, specs, report, samples, seed, chosen, hidden=json_)
-    if json_:
-        print_json(_verify_json(report, samples, seed, chosen))
-    else:
-        _print_report(report, chosen)
-    if not report.passed:
-        raise typer.Exit(1)
-
-
-def _write_report(
-    path: Path, specs: list[OpSpec], report: matrix.Report, samples: int, seed: int, product: str, hidden: bool
-) -> None:
-    """The page. Beside what is reported it shows how far results are from exact ones, which takes some seconds."""
-    with progress({f"precision of {spec.name}": precision.count(spec) for spec in specs}, hidden) as advance:
-        found = [
-            item
-            for spec in specs
-            for item in precision.measure(spec, progress=lambda name: advance(f"precision of {name}"))
-        ]
-    examined = examine(report.worst(len(report.mismatches)), product, WORST)
-    write_page(
-        path, report, found, examined, samples=samples, seed=seed, product=product,
-        command=shlex.join(["anyfuse", *sys.argv[1:]]),
-    )  # fmt: skip
-
-
-def _verify_json(report: matrix.Report, samples: int, seed: int, product: str) -> dict[str, Any]:
-    def flat(item: Any) -> dict[str, Any]:
-        values = asdict(item)
-        return {"operator": values.pop("operator"), **values.pop("way"), **values}
-
-    mismatches = [
-        {**flat(item), "reproduce": reproduce(item, product)} for item in report.worst(len(report.mismatches))
-    ]
-    return {
-        "passed": report.passed,
-        "samples": samples,
-        "seed": seed,
-        "soc": product,
-        "rows": [flat(row) for row in report.rows],
-        "mismatches": mismatches,
-    }
-
-
-def _print_report(report: matrix.Report, product: str) -> None:
-    console = Console()
-    limited = product != ANY
-    numbers = ("calls", "refused" if limited else "values", "differ")
-    lines = table("Bit equality with the reference", "operator", "way", *numbers, "verdict", numbers=numbers)
-    before = ""
-    for row in report.rows:
-        if before not in ("", row.operator):
-            lines.add_section()
-        name, before = "" if row.operator == before else row.operator, row.operator
-        middle = f"{row.refused:,}" if limited else short(row.elements)
-        lines.add_row(name, str(row.way), f"{row.samples:,}", middle, f"{row.mismatches:,}", _row_verdict(row))
-    show(lines, console)
-    for item in report.worst(WORST):
-        console.print(f"[red]differs[/red]: {item.operator} on {item.way}", highlight=False)
-        console.print(f"  {item.what}" + (f", up to {item.max_ulp:,} ulp" if item.max_ulp else ""), markup=False)
-        console.print(f"  {item.label}", markup=False, highlight=False)
-        console.print(f"  {reproduce(item, product)}", markup=False, highlight=False, soft_wrap=True)
-    if len(report.mismatches) > WORST:
-        console.print(f"... and {len(report.mismatches) - WORST} more (all of them: --json)")
-
-
-def _row_verdict(row: matrix.Row) -> str:
-    if row.mismatches:
-        return "[red]differs[/red]"
-    return "[yellow]refused[/yellow]" if row.samples == row.refused else "[green]equal[/green]"
-
-
-# ---- case ----
-
-
-@cases_app.command("gen", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@cases.command("gen", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def gen(
     context: typer.Context,
     operator: Annotated[
@@ -215,19 +75,23 @@ def gen(
 
     Exit status: 0 done, 2 an error or wrong usage.
     """
+    from anyfuse._checks import dtype_name
+    from anyfuse.verify import cases as disk
+    from anyfuse.verify.manifest import to_json
+
     with progress({"inputs and goldens": None}, hidden=json_):
-        case = cases.generate(
+        case = disk.generate(
         operator, directory,
         sizes=_sizes(shape), axes=_axes(context.args), dtype=dtype, settings=_settings(settings or []),
         optional=optional or [], preset=preset, seed=seed, golden=golden, overwrite=overwrite,
     )  # fmt: skip
     if json_:
-        print_json({"directory": str(directory), **cases.to_json(case)})
+        print_json({"directory": str(directory), **to_json(case)})
         return
     lines = table(f"{case.operator} in {directory}", "file", "dtype", "shape", "bytes", numbers=("bytes",))
     files = [(file.file, file) for file in case.inputs] + [(str(file.golden), file) for file in case.outputs]
     for name, file in files:
-        lines.add_row(name, file.encoding or name_of(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
+        lines.add_row(name, file.encoding or dtype_name(file.dtype), _shape(file.shape), f"{file.nbytes:,}")
     console = Console()
     show(lines, console)
     console.print(
@@ -235,7 +99,7 @@ def gen(
     )
 
 
-@cases_app.command("run")
+@cases.command("run")
 def run(
     directory: Directory,
     backend_: Annotated[
@@ -255,11 +119,16 @@ def run(
 
     Exit status: 0 done, 2 an error or wrong usage.
     """
+    import torch
+
+    from anyfuse import _core, backend
+    from anyfuse.verify import cases as disk
+
     if threads is not None:
         torch.set_num_threads(threads)
     waiting = progress({"running": None}, hidden=json_)
     with waiting, backend(backend_), _core.target(target or _core.current_target()):
-        case = cases.run(directory)
+        case = disk.run(directory)
     files = [file.file for file in case.outputs]
     if json_:
         print_json({"directory": str(directory), "operator": case.operator, "backend": backend_, "outputs": files})
@@ -267,7 +136,7 @@ def run(
         Console().print(f"{case.operator}: wrote {', '.join(files)}", markup=False, highlight=False)
 
 
-@cases_app.command("compare")
+@cases.command("compare")
 def compare(
     directory: Directory,
     loss: Annotated[
@@ -275,7 +144,7 @@ def compare(
     ] = None,
     count_loss: Annotated[
         float, typer.Option(min=0, max=1, help="Share of elements that may be beyond the loss.")
-    ] = COUNT_LOSS,
+    ] = 1e-6,
     lsb: Annotated[int, typer.Option(min=0, help="Steps that integers and 8-bit codes may be apart.")] = 0,
     json_: Json = False,
 ) -> None:
@@ -289,8 +158,10 @@ def compare(
 
     Exit status: 0 every output passes, 1 one fails, 2 an error or wrong usage.
     """
+    from anyfuse.verify import cases as disk
+
     with progress({"comparing": None}, hidden=json_):
-        results = cases.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
+        results = disk.compare(directory, loss=loss, count_loss=count_loss, lsb=lsb)
     passed = all(result.passed for result in results)
     if json_:
         print_json({"directory": str(directory), "passed": passed, "outputs": [asdict(result) for result in results]})
@@ -300,7 +171,7 @@ def compare(
         raise typer.Exit(1)
 
 
-@cases_app.command("options")
+@cases.command("options")
 def options(
     operator: Annotated[
         str | None,
@@ -318,7 +189,9 @@ def options(
 
     Exit status: 0 done, 2 an error or wrong usage.
     """
-    facts = cases.describe(operator) if operator else {"operators": cases.known()}
+    from anyfuse.verify import plain
+
+    facts = plain.describe(operator) if operator else {"operators": plain.known()}
     if json_:
         print_json(facts)
         return
@@ -331,6 +204,8 @@ def options(
 
 
 def _print_comparisons(results: list[Comparison]) -> None:
+    from anyfuse._words import short
+
     numbers = ("elements", "max abs", "max rel", "beyond", "ulp", "differ")
     lines = table("Outputs against goldens", "output", *numbers, "verdict", numbers=numbers)
     for item in results:

@@ -1,4 +1,4 @@
-"""Reports: what `verify` and `bench` found, as one HTML page that needs nothing else.
+"""Pages: what `verify` and `bench` found, as one HTML file that needs nothing else. Their own modules fill them.
 
 A page holds its style and its pictures and no script. The pictures are SVG written here, not drawn by a plotting
 library: a few kilobytes each, they take their colours from the page (light, dark, paper) and their text is text.
@@ -15,9 +15,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from .._console import duration, short
-from .._machine import words
-from ..verify.files import Folder, text_writer
+from .._files import Folder, text_writer
+from .._words import duration, percent, short, words
 
 
 def check_path(path: Path) -> None:
@@ -39,20 +38,8 @@ def save(path: Path, template: str, **values: Any) -> None:
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("anyfuse.report"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("anyfuse.html"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"short": short, "duration": duration, "percent": percent, "words": words}
     return environment
-
-
-def percent(part: float, whole: float = 1.0) -> str:
-    """A share in few characters, of which none is a false 0 or 100: "<0.01 %", "99.98 %"."""
-    share = 100 * part / whole if whole else 0.0
-    if share in (0.0, 100.0):
-        return f"{share:.0f} %"
-    if share < 0.01:
-        return "<0.01 %"
-    if share > 99.99:
-        return ">99.99 %"
-    return f"{share:.2f} %" if share < 1 or share > 99 else f"{share:.1f} %"

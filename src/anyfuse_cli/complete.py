@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import _core
-from ._opspec import REGISTRY
-from ._products import PRODUCTS
+from . import package
 
 
 def operators(incomplete: str) -> list[str]:
-    return _beginning(sorted(REGISTRY), incomplete)
+    files = (package.folder() / "ops").glob("[!_]*.py")  # the registry's names: one file each
+    return _beginning(sorted(file.stem for file in files), incomplete)
 
 
 def targets(incomplete: str) -> list[str]:
-    return _beginning(_core.available_targets(), incomplete)
+    return _beginning(package.module("_core").available_targets(), incomplete)
 
 
 def products(incomplete: str) -> list[str]:
-    return _beginning(PRODUCTS, incomplete)
+    return _beginning(package.module("_products").PRODUCTS, incomplete)
 
 
 def backends(incomplete: str) -> list[str]:

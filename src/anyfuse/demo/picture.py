@@ -1,14 +1,9 @@
-"""The demo's figures for people: tables in the terminal and one picture."""
+"""The demo's figures in one picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.text import Text
-
-from .._console import show, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,59 +18,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "fused EMA AdamW": {"color": "#1d4e89", "linewidth": 1.6},
     "8-bit AdamW + lazy Adam": {"color": "#f08a24", "linewidth": 1.6},
 }
-
-
-def print_report(study: Study, console: Console) -> None:
-    figures, seconds = study.figures, study.seconds
-    parameters, vocabulary = figures["parameters"], figures["vocabulary"]
-    console.print(
-        f"\nA Llama of [bold]{parameters:,}[/] parameters, {vocabulary:,} word pieces, {figures['steps']} steps, "
-        f"{seconds['total']:.0f} s.\n"
-    )
-    numbers = ("loss", "vs torch", "ms/step", "update", "state/param")
-    lines = table("Trainings: same seed, same batches; loss on held-out text", "optimizer", *numbers, numbers=numbers)
-    yardstick = next(iter(figures["trainings"].values()))["validation_loss"]
-    for name, run in figures["trainings"].items():
-        times = seconds["trainings"][name]
-        lines.add_row(
-            name,
-            f"{run['validation_loss']:.4f}",
-            f"{run['validation_loss'] / yardstick - 1:+.3%}",
-            f"{times['step'] * 1e3:.1f}",
-            f"{times['optimizer'] * 1e3:.2f} ms",
-            f"{run['state_bytes_per_parameter']:.2f} B",
-        )
-        if "ema_validation_loss" in run:
-            ema = run["ema_validation_loss"]
-            lines.add_row("  its EMA weights", f"{ema:.4f}", f"{ema / yardstick - 1:+.3%}")
-    show(lines, console)
-    console.print(
-        f"Lazy Adam touched {figures['embedding_rows_touched']:.1%} of the embedding's rows in a step. "
-        "Its state has 8 bytes a parameter, that of 8-bit AdamW about 2.\n",
-        highlight=False,
-    )
-    columns = ("loss", "vs float", "same next token")
-    lines = table("The trained model on held-out text", "computed in", *columns, numbers=columns)
-    base = figures["inference"]["float"]["loss"]
-    for name, result in figures["inference"].items():
-        same = f"{result['agreement']:.1%}" if "agreement" in result else ""
-        lines.add_row(name, f"{result['loss']:.4f}", f"{result['loss'] / base - 1:+.3%}", same)
-    show(lines, console)
-    _print_texts(figures["text"], console)
-    for check in study.checks:
-        mark = "[green]✓[/]" if check.passed else "[red]✗[/]"
-        console.print(f"{mark} {check.name}: {check.value:.3%} apart, limit {check.limit:.0%}", highlight=False)
-
-
-def _print_texts(text: dict[str, str], console: Console) -> None:
-    """The texts side by side, their line breaks left out (the JSON has them)."""
-    names = [name for name in text if name != "prompt"]
-    lines = table(f"Written after “{text['prompt']}”", *names, wrap=tuple(names))
-    lines.add_row(*(Text(" ".join(text[name].split())) for name in names))
-    show(lines, console)
-
-
-# ---- picture ----
 
 
 def draw(study: Study, path: Path) -> None:

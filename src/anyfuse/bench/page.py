@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,12 +10,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from .._console import duration
-from ..bench.report import SCHEMA_NAME, validate
-from . import save
-from .svg import Picture, Scale, around
+from .._words import duration
+from ..html import save
+from ..html.svg import Picture, Scale, around
+from .results import Run
 
-Run = dict[str, Any]  # a results file, or a run that is not yet one
 Key = tuple[str, str]
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -49,26 +47,6 @@ class CaseView:
     history: list[tuple[Run, dict[str, Any]]]
     picture: Markup | None
     lines: list[str]
-
-
-def read(paths: Iterable[Path], say: Callable[[str], None]) -> list[Run]:
-    """Results files, and those in folders. ValueError for a file that is none; `say` names those that a folder holds
-    beside them."""
-    runs = []
-    for path in paths:
-        names = sorted(path.glob("*.json")) if path.is_dir() else [path]
-        for name in names:
-            try:
-                content = json.loads(name.read_text(encoding="utf-8"))
-                if not isinstance(content, dict) or content.get("schema") != SCHEMA_NAME:
-                    raise ValueError(f"its schema is not {SCHEMA_NAME}")
-                validate(content)
-                runs.append(content)
-            except ValueError as error:
-                if not path.is_dir():
-                    raise ValueError(f"{name} is no results file of `anyfuse bench`: {error}") from None
-                say(f"{name} is left out: {error}")
-    return runs
 
 
 def write(path: Path, runs: Sequence[Run], command: str) -> None:

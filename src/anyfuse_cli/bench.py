@@ -11,19 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from .._complete import operators as complete_operators
-from .._console import Advance, Json, print_json, progress
-from .._machine import machine
-from .._opspec import REGISTRY
-from ..report import check_path
-from ..report.bench import read as read_runs
-from ..report.bench import write as write_page
-from . import cases, plot, report
-from .measure import Settings, measure
+from . import complete
+from .console import Advance, Json, print_json, progress
+from .console import show as show_table
 
 INCONCLUSIVE = 3  # the exit status of a run that was too noisy
 
@@ -31,7 +25,7 @@ INCONCLUSIVE = 3  # the exit status of a run that was too noisy
 def bench(
     ops: Annotated[
         list[str] | None,
-        typer.Argument(metavar="OP", autocompletion=complete_operators, help="Operators; default: all."),
+        typer.Argument(metavar="OP", autocompletion=complete.operators, help="Operators; default: all."),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Time what one could use instead, too.")] = True,
     peer_python: Annotated[
@@ -72,14 +66,22 @@ def bench(
 
     Exit status: 0 done, 2 an error or wrong usage, 3 a case was too noisy to conclude anything from.
     """
+    import torch
+
+    from anyfuse import bench as benchmarks
+    from anyfuse._machine import machine
+    from anyfuse._opspec import REGISTRY
+    from anyfuse.bench import plot, results
+    from anyfuse.bench.measure import Settings, measure
+
     _check_files(report_file, history, run, out, plot_file)
-    before = read_runs(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))
+    before = results.read(history or [], lambda text: print(f"anyfuse: {text}", file=sys.stderr))
     if report_file is not None and not run:
         if not before:
             places = ", ".join(map(str, history or []))
             found = f"{places} holds none" if places else "--history names none"
             raise ValueError(f"--no-run needs results, and {found}; accepted: JSON that anyfuse bench --out wrote")
-        write_page(report_file, before, _called())
+        _write_page(report_file, before)
         if json_:
             print_json({"report": str(report_file), "runs": len(before)})
         return
@@ -91,26 +93,26 @@ def bench(
         raise typer.Exit(_elsewhere(peer_python))
     torch.set_num_threads(threads or torch.get_num_threads())
     settings = Settings(rounds, spread_limit, neighbour_limit, peers, quick, torch.get_num_threads())
-    chosen = [(name, item) for name in names for item in cases(name) if case is None or case in item.name]
+    chosen = [(name, item) for name in names for item in benchmarks.cases(name) if case is None or case in item.name]
     if not chosen:
         raise ValueError(f"no benchmark case of {', '.join(names)} matches {case!r}")
     # With --json nothing else goes to stdout.
     console = Console(quiet=json_)
     if quick:
         console.print("Quick run: tiny sizes, not those that the titles name; nothing is judged.\n")
-    results: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for number, (name, item) in enumerate(chosen):
         at = f"{name}, {item.name}"
         with progress({at: len(chosen)}, hidden=json_) as advance:
-            results.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number)))
-        report.show(results[-1], console)
-    whole = report.assemble(machine(), asdict(settings), results)
+            measured.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number)))
+        show(measured[-1], console)
+    whole = results.assemble(machine(), asdict(settings), measured)
     if out is not None:
-        report.write(whole, out)
+        results.write(whole, out)
     if plot_file is not None:
         plot.draw(whole, plot_file)
     if report_file is not None:
-        write_page(report_file, [*before, whole], _called())
+        _write_page(report_file, [*before, whole])
     if json_:
         print_json(whole)
     conclude(whole, console)
@@ -123,6 +125,8 @@ def _check_files(report_file: Path | None, history: list[Path] | None, run: bool
     if not run and any(path is not None for path in others):
         raise ValueError("--out and --plot write what was timed; --no-run times nothing")
     if report_file is not None:
+        from anyfuse.html import check_path
+
         check_path(report_file)
     for path in history or []:
         if not path.exists():
@@ -133,8 +137,10 @@ def _say(advance: Advance, at: str, number: int, text: str) -> None:
     advance(at, done=number, words=text)
 
 
-def _called() -> str:
-    return shlex.join(["anyfuse", *sys.argv[1:]])
+def _write_page(path: Path, runs: list[dict[str, Any]]) -> None:
+    from anyfuse.bench.page import write
+
+    write(path, runs, shlex.join(["anyfuse", *sys.argv[1:]]))
 
 
 def conclude(whole: dict[str, Any], console: Console) -> None:
@@ -165,6 +171,61 @@ def _elsewhere(python: Path) -> int:
         if argument.startswith("--peer-python="):
             del given[i]
             break
-    package = Path(__file__).parent.parent.parent
+    package = Path(__file__).parent.parent
     path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
     return subprocess.run([str(python), "-m", "anyfuse", *given], env={**os.environ, "PYTHONPATH": path}).returncode
+
+
+# ---- one case, for people ----
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """One case: our line, the roofline, the peers, the goals."""
+    table = Table(title=f"{result['operator']}: {result['case']}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("side", no_wrap=True)
+    for heading in (f"a {result['unit']}", "spread", "first call", "GB/s", "time / ours"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    ours, stream = result["ours"], result["stream"]
+    table.add_row("[bold]anyfuse[/]", *_line(ours, ours["gb_per_s"]), "1.00")
+    if stream is not None:
+        table.add_row("[dim]memory alone[/]", *_line(stream, stream["gb_per_s"]), f"{stream['of_stream']:.2f}")
+    for peer in result["peers"]:
+        if peer["times"] is not None:
+            table.add_row(peer["name"], *_line(peer["times"], None), f"{peer['ratio']['median']:.2f}")
+    show_table(table, console)
+    for peer in ({"name": "anyfuse", **result, "times": ours}, *result["peers"]):
+        if peer["times"] is None:
+            console.print(f"  [yellow]{peer['name']} {peer['status']}[/]")
+        elif peer["accuracy"]:
+            accuracy = ", ".join(f"{key} {_short(value)}" for key, value in peer["accuracy"].items())
+            console.print(f"  {peer['name']}: {accuracy}")
+    for goal in result["goals"]:
+        console.print("  " + _goal(goal))
+    if result["transient_kib"] is not None:
+        console.print(f"  transient memory {result['transient_kib']:.0f} KiB")
+    if result["noisy"]:
+        console.print(f"  [red]inconclusive: too noisy ({', '.join(result['noisy'])}); run again on a quiet machine[/]")
+    console.print()
+
+
+def _line(times: dict[str, Any], rate: float | None) -> tuple[str, str, str, str]:
+    from anyfuse._words import duration
+
+    return (
+        duration(times["ns_per_unit"]),
+        f"{times['spread'] * 100:.0f} %",
+        duration(times["first_call_s"] * 1e9),
+        "" if rate is None else f"{rate:.1f}",
+    )
+
+
+def _goal(goal: dict[str, Any]) -> str:
+    want = f"at least {goal['least']:g}" if goal["least"] is not None else f"at most {goal['most']:g}"
+    aim = "" if goal["aim"] is None else f", aim {goal['aim']:g}"
+    got = "none" if goal["got"] is None else f"{goal['got']:.3g}"
+    color = {"met": "green", "aim met": "green", "missed": "red"}.get(goal["verdict"], "yellow")
+    return f"{goal['figure']}: {got} ({want}{aim}): [{color}]{goal['verdict']}[/]"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

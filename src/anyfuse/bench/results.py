@@ -1,21 +1,17 @@
-"""Results: one schema for every file, a table for people."""
+"""Results files: one schema, written whole or not at all, read with its fields checked."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from .._console import duration
-from .._console import show as show_table
-
 SCHEMA_NAME = "anyfuse-bench/1"
+
+Run = dict[str, Any]  # a results file, or a run that is not yet one
 
 _NUMBER = (int, float)
 _MAYBE = (int, float, type(None))
@@ -99,54 +95,21 @@ def write(report: dict[str, Any], path: Path) -> None:
     os.replace(beside, path)
 
 
-# ---- for people ----
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    """One case: our line, the roofline, the peers, the goals."""
-    table = Table(title=f"{result['operator']}: {result['case']}", title_justify="left", box=None, pad_edge=False)
-    table.add_column("side", no_wrap=True)
-    for heading in (f"a {result['unit']}", "spread", "first call", "GB/s", "time / ours"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    ours, stream = result["ours"], result["stream"]
-    table.add_row("[bold]anyfuse[/]", *_line(ours, ours["gb_per_s"]), "1.00")
-    if stream is not None:
-        table.add_row("[dim]memory alone[/]", *_line(stream, stream["gb_per_s"]), f"{stream['of_stream']:.2f}")
-    for peer in result["peers"]:
-        if peer["times"] is not None:
-            table.add_row(peer["name"], *_line(peer["times"], None), f"{peer['ratio']['median']:.2f}")
-    show_table(table, console)
-    for peer in ({"name": "anyfuse", **result, "times": ours}, *result["peers"]):
-        if peer["times"] is None:
-            console.print(f"  [yellow]{peer['name']} {peer['status']}[/]")
-        elif peer["accuracy"]:
-            accuracy = ", ".join(f"{key} {_short(value)}" for key, value in peer["accuracy"].items())
-            console.print(f"  {peer['name']}: {accuracy}")
-    for goal in result["goals"]:
-        console.print("  " + _goal(goal))
-    if result["transient_kib"] is not None:
-        console.print(f"  transient memory {result['transient_kib']:.0f} KiB")
-    if result["noisy"]:
-        console.print(f"  [red]inconclusive: too noisy ({', '.join(result['noisy'])}); run again on a quiet machine[/]")
-    console.print()
-
-
-def _line(times: dict[str, Any], rate: float | None) -> tuple[str, str, str, str]:
-    return (
-        duration(times["ns_per_unit"]),
-        f"{times['spread'] * 100:.0f} %",
-        duration(times["first_call_s"] * 1e9),
-        "" if rate is None else f"{rate:.1f}",
-    )
-
-
-def _goal(goal: dict[str, Any]) -> str:
-    want = f"at least {goal['least']:g}" if goal["least"] is not None else f"at most {goal['most']:g}"
-    aim = "" if goal["aim"] is None else f", aim {goal['aim']:g}"
-    got = "none" if goal["got"] is None else f"{goal['got']:.3g}"
-    color = {"met": "green", "aim met": "green", "missed": "red"}.get(goal["verdict"], "yellow")
-    return f"{goal['figure']}: {got} ({want}{aim}): [{color}]{goal['verdict']}[/]"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def read(paths: Iterable[Path], say: Callable[[str], None]) -> list[Run]:
+    """Results files, and those in folders. ValueError for a file that is none; `say` names those that a folder holds
+    beside them."""
+    runs = []
+    for path in paths:
+        names = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        for name in names:
+            try:
+                content = json.loads(name.read_text(encoding="utf-8"))
+                if not isinstance(content, dict) or content.get("schema") != SCHEMA_NAME:
+                    raise ValueError(f"its schema is not {SCHEMA_NAME}")
+                validate(content)
+                runs.append(content)
+            except ValueError as error:
+                if not path.is_dir():
+                    raise ValueError(f"{name} is no results file of `anyfuse bench`: {error}") from None
+                say(f"{name} is left out: {error}")
+    return runs

@@ -11,11 +11,12 @@ from markupsafe import Markup
 
 from .._machine import machine
 from .._opspec import REGISTRY
-from ..verify import matrix
-from ..verify.examine import Examined
-from ..verify.precision import ERROR_ENDS, OURS, ULP_ENDS, UNFUSED, Counts, Precision
-from . import percent, save
-from .svg import Picture, Scale, power
+from .._words import percent
+from ..html import save
+from ..html.svg import Picture, Scale, power
+from . import matrix
+from .examine import Examined
+from .precision import ERROR_ENDS, OURS, ULP_ENDS, UNFUSED, Counts, Precision
 
 BOTH = "both"
 LEAST = 1e-5  # of all elements: the lowest share that a histogram shows

@@ -90,24 +90,6 @@ def plain_output() -> None:
             stream.reconfigure(errors="replace")
 
 
-def short(count: int) -> str:
-    """A count in few characters: 12.3M."""
-    value, unit = float(count), ""
-    for larger in ("k", "M", "G", "T"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f}{unit}" if unit else str(count)
-
-
-def duration(ns: float) -> str:
-    """A time in three digits: 1.07 ms."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.3g} ns"
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
