@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import acl_config
+from anyfuse import _core, acl_config
 from anyfuse_cli.app import app
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse import cli
+from anyfuse_cli.app import app
 from anyfuse._products import PRODUCTS, Limits, product_of
 from anyfuse._soc import product
 from anyfuse.formats import create_codebook
@@ -336,13 +336,13 @@ def test_the_table_is_read_without_torch() -> None:
 
 
 def test_info_prints_what_a_product_takes() -> None:
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "Ascend950", "--json"])
+    result = CliRunner().invoke(app, ["info", "--soc", "Ascend950", "--json"])
     content = json.loads(result.stdout)
     assert content["product"] == PRODUCTS["Ascend950"]
     assert content["operators"][EMA]["grad_scale"] == "not available" and content["operators"][LAZY] is None
     assert content["operators"][NORM]["output_mask"] == "None"
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "KirinX90"])
+    result = CliRunner().invoke(app, ["info", "--soc", "KirinX90"])
     assert "KirinX90: Kirin X90" in result.stdout and "not available" in result.stdout
-    result = CliRunner().invoke(cli.app, ["info", "--soc", "any"])
+    result = CliRunner().invoke(app, ["info", "--soc", "any"])
     assert "no limits" in result.stdout
-    assert isinstance(CliRunner().invoke(cli.app, ["info", "--soc", "x"]).exception, ValueError)
+    assert isinstance(CliRunner().invoke(app, ["info", "--soc", "x"]).exception, ValueError)

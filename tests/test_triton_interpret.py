@@ -18,7 +18,6 @@ import anyfuse
 from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 from anyfuse.ops import _register
-
 from anyfuse.samples.draw import Draw
 from anyfuse.samples.kinds import Sample
 

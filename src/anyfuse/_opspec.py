@@ -24,9 +24,9 @@ def samples_of(name: str) -> Samples:
 class OpSpec:
     """An operator. `name` is its stem in every layer.
 
-    `function` is the public call, `document` the name under which the vendor's
-    document defines it. `in_place` names the arguments that it updates, `outputs` what it returns, in order. `profiles`
-    is what each product takes (None: no product limits it), `convention` the numbers that it gives when nobody asks for others, `load` gives the samples.
+    `function` is the public call, `document` the name under which the vendor's document defines it. `in_place` names
+    the arguments that it updates, `outputs` what it returns, in order. `profiles` is what each product takes (None: no
+    product limits it), `convention` the default numbers, `load` gives the samples.
     """
 
     name: str

@@ -20,11 +20,13 @@ from .ops import quant_grouped_matmul_dequant as grouped
 from .ops import quant_matmul_dequant as matmul
 from .ops._register import implement
 
-#: torch_npu's numbers of the y_dtypes that torch has no dtype for, and dtypes for the rest.
+INT4, HIFLOAT8 = 285, 290  # torch_npu's numbers of types that torch has not
+
+#: What torch_npu takes for each y_dtype.
 _Y_DTYPES: dict[str, Any] = {
     "int8": torch.int8,
-    "int4": 285,
-    "hifloat8": 290,
+    "int4": INT4,
+    "hifloat8": HIFLOAT8,
     "float8_e5m2": torch.float8_e5m2,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }

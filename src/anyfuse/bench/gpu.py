@@ -37,6 +37,7 @@ from torch import Tensor
 
 from .. import __version__
 from .._bits import clone_with_storage, same_bits
+from .._checks import dtype_name
 from .._opspec import REGISTRY, OpSpec
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
@@ -170,7 +171,7 @@ def adam8(device: torch.device, size: int, dtype: torch.dtype) -> Work:
 
     peers = {"bitsandbytes AdamW8bit": adam8_bench.bitsandbytes, "torch AdamW(fused), 32-bit": adam8_bench.fused}
     return Work(
-        "apply_adam_w_quant", f"{str(dtype).removeprefix('torch.')}, {size} elements",
+        "apply_adam_w_quant", f"{dtype_name(dtype)}, {size} elements",
         lambda: apply_adam_w_quant_(**{**given, "step": step}),
         bytes=size * (3 * dtype.itemsize + 4) + size // 256 * 16,
         peers={name: optimizer(make) for name, make in peers.items()},

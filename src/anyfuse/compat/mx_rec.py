@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..ops import _checks as checks
-
 from ..ops import _numerics as numerics
 from ..ops.lazy_adam import lazy_adam_
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..npu import HIFLOAT8 as hifloat8
+from ..npu import INT4 as int4
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
@@ -21,9 +23,7 @@ from .mindspeed import npu_apply_fused_ema_adamw as npu_apply_fused_ema_adamw
 __version__ = f"{torch.__version__.partition('+')[0]}+anyfuse"
 __path__: list[str] = []  # a package, so that importing a submodule gets an answer that names it
 
-# The numbers that torch_npu gives to types that torch has not.
-int4 = 285
-hifloat8 = 290
+# Two more numbers of torch_npu's, of types that torch has.
 float8_e5m2 = 291
 float8_e4m3fn = 292
 

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from ..ops import _checks as checks
 
 
-
-
 class QuantizedRows:
     """Rows of int8 codes and the scale of each: row i stands for `codes[i] * scale[i]`.
 

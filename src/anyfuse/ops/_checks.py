@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -95,6 +95,12 @@ def check_steps(step: Sequence[Tensor], count: int) -> None:
 def entry(values: Sequence[Tensor], i: int) -> Tensor:
     """What tensor i has of a list with one for all tensors, or one for each."""
     return values[0 if len(values) == 1 else i]
+
+
+def step_values(step: Sequence[Tensor], count: int) -> list[int]:
+    """The steps of `count` tensors as numbers."""
+    values = [int(value) for value in step]
+    return values * count if len(values) == 1 else values
 
 
 def check_scalar(name: str, value: Tensor | None) -> None:

@@ -1,11 +1,10 @@
-"""The arithmetic that references are written in: fp32, each operation rounded once, or double where goldens are asked."""
+"""The arithmetic that references are written in: fp32, each operation rounded once, or double for goldens."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 
-import torch
 from torch import Tensor
 
 from .._settings import use_float64

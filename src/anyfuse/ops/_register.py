@@ -29,7 +29,7 @@ library = torch.library.Library("anyfuse", "FRAGMENT")
 #: An implementation of an operator: of its record.
 Implementation = Callable[[Any], Any]
 
-_KINDS = {ValueError: _core.VALUE_ERROR, IndexError: _core.INDEX_ERROR}
+_KINDS: dict[type[BaseException], int] = {ValueError: _core.VALUE_ERROR, IndexError: _core.INDEX_ERROR}
 
 
 class _Refusal(threading.local):
@@ -84,7 +84,7 @@ def implement(name: str, key: str, implementation: Implementation) -> None:
     _operators[name].implement(key, implementation)
 
 
-def define(name: str, record: type[Any], general: Implementation, fake: Implementation) -> Any:
+def define(name: str, record: type[Any], general: Implementation, fake: Implementation) -> tuple[Any, Any]:
     """Adds an operator's implementations and returns the fastest ways to call it, by position: with the arguments of
     its record and, where these are lists, with those of one tensor.
 

@@ -32,7 +32,7 @@ Rows do not touch each other, and a row of no elements has scale 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -171,10 +171,7 @@ def add_rms_norm_dynamic_quant(
 
 
 def _requires_grad(*tensors: Any) -> bool:
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            return True
-    return False
+    return True in [isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors]
 
 
 def y_name(y_dtype: Any) -> str:
@@ -307,6 +304,7 @@ def outputs(call: Call) -> Results:
     return y1, y2, x1.new_empty(0 if call.x2 is None else x1.shape), scale1, scale2
 
 
+_op: Callable[..., Results]
 _op, _ = define("add_rms_norm_dynamic_quant", Call, _general, outputs)
 _native = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
 

@@ -276,7 +276,11 @@ def _rates(lr: Any, count: int) -> tuple[float, list[Tensor]]:
     if isinstance(lr, (list, tuple)):
         checks.require(len(lr) == count, f"lr has {len(lr)} entries; accepted: one for all tables, or {count}")
         return 0.0, [x if isinstance(x, Tensor) else torch.full((1,), _rate(x), dtype=torch.float64) for x in lr]
-    return (0.0, [lr]) if isinstance(lr, Tensor) else (_rate(lr), [])
+    if isinstance(lr, Tensor):
+        return 0.0, [lr]
+    rate = _rate(lr)
+    # Of no tables: the dispatcher finds the device by a tensor.
+    return rate, [] if count else [torch.full((1,), rate, dtype=torch.float64)]
 
 
 def _rate(lr: Any) -> float:
@@ -284,7 +288,7 @@ def _rate(lr: Any) -> float:
         raise TypeError(f"lr is a {type(lr).__name__}; accepted: a number, a one-element float tensor or a list")
     if isinstance(lr, int) and not -(2**1023) <= lr < 2**1023:
         raise ValueError("lr is beyond 1023 bits; accepted: numbers within")
-    return lr if isinstance(lr, torch.SymFloat) else float(lr)
+    return lr if isinstance(lr, torch.SymFloat) else float(lr)  # type: ignore[return-value]
 
 
 def check(call: Call) -> None:

@@ -22,6 +22,7 @@ A worked example, k = 4, two groups and a row of padding. The first row has the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -32,7 +33,6 @@ from .._settings import convention_or_default, use_reference
 from .._soc import Profiles
 from ..packed import PackedWeight
 from . import _checks as checks
-from . import _memory as memory
 from . import quant_matmul_dequant as plain
 from ._record import Convention
 from ._register import define
@@ -199,6 +199,7 @@ def _general(call: Call) -> Tensor:
     return reference(call, ends) if use_reference() else _native(*plain.with_plain_weight(call))
 
 
+_op: Callable[..., Tensor]
 _op, _ = define("quant_grouped_matmul_dequant", Call, _general, lambda call: plain.result(call, check(call)))
 _native = torch.ops.anyfuse.quant_grouped_matmul_dequant.default
 

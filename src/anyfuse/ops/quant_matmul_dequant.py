@@ -20,6 +20,7 @@ NaN; an infinity makes it NaN when the scale is dynamic, and saturates when it i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -181,7 +182,7 @@ def check_product(call: Any, groups: tuple[int, ...], profiles: Profiles) -> tor
             smooth_scale is None, "smooth_scale is given with int8 x; accepted: None, as x is quantized already"
         )
         checks.require(out_dtype is not None, "out_dtype is None with int8 x; accepted: float32, float16, bfloat16")
-    dtype = x.dtype if out_dtype is None else out_dtype
+    dtype: torch.dtype = x.dtype if out_dtype is None else out_dtype
     if dtype not in checks.FLOATS:
         raise TypeError(f"out_dtype is {checks.names([dtype])}; accepted: {checks.names(checks.FLOATS)}")
     if restricted():
@@ -228,8 +229,8 @@ def _check_x_scale(x: Tensor, x_scale: Tensor | None, weight_scale: Tensor, m: i
     expected = torch.float16 if int64 else torch.float32
     if x_scale.dtype != expected:
         raise TypeError(
-            f"x_scale has dtype {checks.names([x_scale.dtype])}; accepted: {checks.names([expected])} beside a weight_scale of "
-            f"{checks.names([weight_scale.dtype])}"
+            f"x_scale has dtype {checks.names([x_scale.dtype])}; accepted: {checks.names([expected])} beside a "
+            f"weight_scale of {checks.names([weight_scale.dtype])}"
         )
     shape = tuple(x_scale.shape)
     if quant_mode == "pertensor":
@@ -322,10 +323,12 @@ def plain_weight(weight: Tensor, n: int, k: int, transpose_weight: bool, packed:
 
 def result(call: Any, dtype: torch.dtype) -> Tensor:
     """The output without values."""
-    return call.x.new_empty((*call.x.shape[:-1], call.weight_scale.shape[-1]), dtype=dtype)
+    out: Tensor = call.x.new_empty((*call.x.shape[:-1], call.weight_scale.shape[-1]), dtype=dtype)
+    return out
 
 
 #: The operator by position, as its record has it.
+product: Callable[..., Tensor]
 product, _ = define("quant_matmul_dequant", Call, _general, lambda call: result(call, check(call)))
 _native = torch.ops.anyfuse.quant_matmul_dequant.default
 

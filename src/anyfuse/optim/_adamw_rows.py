@@ -34,9 +34,6 @@ FIELDS = {
 }
 _DTYPES = {"grad_dtype": "grad", "var_dtype": "var", "s_dtype": "s"}
 
-#: The options of groups whose state may have 8 bits.
-QUANTIZED = {"block_size": 256, "min_8bit_size": 4096, "codebook": "dynamic", "nonzero_v": True}
-
 
 @cache
 def maps(codebook: str, device: torch.device) -> tuple[Tensor, Tensor]:

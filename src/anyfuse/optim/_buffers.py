@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import _checks as checks
-
 from ..ops import _numerics as numerics
 from . import _sharding as sharding
 

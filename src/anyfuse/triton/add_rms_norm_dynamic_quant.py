@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _memory as memory
-
 from ..ops import _numerics as numerics
-from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, outputs
+from ..ops._record import Convention
+from ..ops.add_rms_norm_dynamic_quant import LARGEST, Call, Results, YDtype, outputs
 from ._launch import EVERYWHERE, Launch, Variant, ones
 from ._maths import float8, hifloat8, integer, magnitude_bits, narrow, total, widen
 
@@ -238,7 +238,7 @@ def run(call: Call) -> Results:
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
 
-    def launch(cols: int, dtype: torch.dtype, y_dtype: str, two: bool, convention: str = "formula") -> Launch:
+    def launch(cols: int, dtype: torch.dtype, y_dtype: YDtype, two: bool, convention: Convention = "formula") -> Launch:
         x, weight = ones(8, cols, dtype=dtype), ones(cols, dtype=dtype)
         smooth = weight if two else None
         call = Call(

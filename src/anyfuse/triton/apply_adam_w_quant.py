@@ -21,11 +21,9 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..ops import _checks as checks
-
 from ..ops import _memory as memory
-
 from ..ops import _numerics as numerics
-from ..ops.apply_adam_w_quant import Call, device_numbers, formula_numbers, check
+from ..ops.apply_adam_w_quant import Call, check, device_numbers, formula_numbers
 from ._launch import (
     DTYPES,
     EVERYWHERE,

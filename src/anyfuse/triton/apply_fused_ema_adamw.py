@@ -9,7 +9,7 @@ last bit is the correctly rounded one is not promised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import _checks as checks
-
 from ..ops import _memory as memory
-
 from ..ops import _numerics as numerics
 from ..ops.apply_fused_ema_adamw import Call, check
 from ._launch import (

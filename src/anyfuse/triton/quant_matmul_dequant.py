@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..ops import _memory as memory
 from ..ops.quant_matmul_dequant import Call, check, result, with_plain_weight
 from ._launch import DTYPES, EVERYWHERE, Launch, Plan, Variant, architecture, fastest
 from ._maths import magnitude_bits, narrow, widen
