@@ -15,10 +15,10 @@ from typing import Any
 import operators
 import pytest
 import torch
-from anyfuse._sampling import clone_with_storage
 from torch import Tensor
 
 import anyfuse
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 
 LIBM = ctypes.CDLL(None)
