@@ -5,7 +5,8 @@
     text            right behind one of those: what it prints, exactly
     anything else   needs `<!-- file: NAME -->` before it, and is written to that file
 
-On a tutorial every block is run. On another page those behind `<!-- run -->`, and `python="all"` runs all of Python's.
+On a tutorial every block is run. On another page those behind `<!-- run -->` or `<!-- file: NAME -->`, and
+`python="all"` runs all of Python's.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def run(page: Path, folder: Path, every: bool = True, python: bool = False) -> i
             printed = None
             continue
         printed = None
-        if not (every or block.note == "run" or (python and block.language == "python")):
+        marked = block.note == "run" or block.note.startswith("file: ")
+        if not (every or marked or (python and block.language == "python")):
             continue
         count += 1
         if block.note.startswith("file: "):

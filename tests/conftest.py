@@ -52,7 +52,7 @@ def torch_npu(names: None) -> Any:
 
 @pytest.fixture
 def fused_ema_adamw(names: None) -> Any:
-    return importlib.import_module("mindspeed.core.optimizer.fused_ema_adamw").FusedEmaAdamW
+    return importlib.import_module("mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw").FusedEmaAdamW
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from anyfuse._bits import same_bits
 from anyfuse.formats import decode_hifloat8, pack_int4, unpack_int4
 from anyfuse.ops import _checks as checks
 from anyfuse.ops import _numerics as numerics
-from anyfuse.ops import add_rms_norm_dynamic_quant as op
 
 quantize = anyfuse.add_rms_norm_dynamic_quant
 NAN, INF = float("nan"), float("inf")
@@ -459,19 +458,16 @@ def test_the_reference_does_not_depend_on_the_default_dtype(shape: tuple[int, ..
 
 @pytest.mark.parametrize("dtype", checks.FLOATS)
 @pytest.mark.parametrize("y_dtype", ["int8", "float8_e4m3fn"])
-def test_the_native_call_without_x2_or_a_place_for_the_sum(target: str, dtype: torch.dtype, y_dtype: str) -> None:
-    """A null x2 is a zero one, a null x changes nothing else: for whole blocks, tails, several segments."""
+def test_without_x2_nothing_is_added_and_no_sum_is_given(target: str, dtype: torch.dtype, y_dtype: str) -> None:
+    """For whole blocks, tails, several segments; as with zeros, by the reference too."""
     codes = getattr(torch, y_dtype)
     for cols in (1, 63, 64, 130, 20000):
         x1, gamma = torch.randn(3, cols).add(3).to(dtype), torch.rand(cols).to(dtype)
-        results = []
-        for x2 in (torch.zeros_like(x1), None):
-            for x in (torch.full_like(x1, 7), None):
-                y, scale = torch.empty(3, cols, dtype=codes), torch.empty(3)
-                with _core.target(target):
-                    branches = y, None, scale, scale
-                    op.run_native(x1, x2, gamma, None, None, None, 1e-6, branches, x, y_dtype, "formula")
-                assert x is None or torch.equal(x, x1)
-                results.append((y.view(torch.uint8), scale))
-        for y, scale in results[1:]:
-            assert torch.equal(y, results[0][0]) and torch.equal(scale, results[0][1])
+        with _core.target(target):
+            expected = anyfuse.add_rms_norm_dynamic_quant(x1, torch.zeros_like(x1), gamma, y_dtype=codes)
+            found = anyfuse.add_rms_norm_dynamic_quant(x1, None, gamma, y_dtype=codes)
+        with anyfuse.backend("reference"):
+            defined = anyfuse.add_rms_norm_dynamic_quant(x1, None, gamma, y_dtype=codes)
+        for y, _, x, scale, _ in (found, defined):
+            assert torch.equal(y.view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(scale, expected[3])
+            assert x.shape == (0,) and x.dtype == dtype

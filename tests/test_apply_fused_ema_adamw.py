@@ -277,13 +277,14 @@ def test_given_corrections_are_those_of_the_reference(
 ) -> None:
     """One that is 0 is 1 - beta^step."""
     results = []
+    given = [torch.tensor(value, dtype=torch.float64) for value in corrections]
     for backend in ("native", "reference"):
         generator = torch.Generator().manual_seed(0)
         lists = [[torch.rand(n, generator=generator) for n in (5, 130)] for _ in range(5)]
         options = (1e-2, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01, convention, None, None, None, False, None)
-        step = op.Call(*lists, [torch.tensor([3]), torch.tensor([4])], *options)
+        call = op.Call(*lists, [torch.tensor([3]), torch.tensor([4])], *options, *given, None)
         with _core.target(target), anyfuse.backend(backend):
-            op.run(step, corrections)
+            torch.ops.anyfuse.apply_fused_ema_adamw_(*call)
         results.append([t for tensors in lists for t in tensors])
     for native, reference in zip(*results, strict=True):
         assert same_bits(native, reference)

@@ -325,7 +325,7 @@ MANIFESTS: list[tuple[str, Callable[[dict[str, Any]], None], str]] = [
     ("inputs an object", at("inputs", value={}), "'inputs' in manifest.json is a dict"),
     ("an input missing", at("inputs", 0, value=...), "neither an input nor an attribute 'grad'"),
     ("an input twice", at("inputs", 1, "name", value="grad"), "name 'grad' twice"),
-    ("an unknown input", at("inputs", 0, "name", value="gradient"), "accepted: grad, var"),
+    ("an unknown input", at("inputs", 0, "name", value="gradient"), "accepted: 'grad', 'var'"),
     ("an input a string", at("inputs", 0, value="grad"), "an entry of inputs in manifest.json is a str"),
     ("an output missing", at("outputs", 2, value=...), "outputs in manifest.json lack v"),
     ("an unknown output", at("outputs", 0, "name", value="grad"), "accepted: 'var', 'm', 'v', 's'"),
@@ -513,7 +513,7 @@ def test_files_of_every_dtype(dtype: str, tmp_path: Path) -> None:
     raw = torch.arange(48 * kind.itemsize, dtype=torch.uint8)
     tensor = (raw % 2).view(torch.bool) if kind == torch.bool else raw.view(kind)
     folder = Folder(tmp_path)
-    folder.write({"a/b.bin": files.tensor_writer(tensor.view(6, 8).t())})
+    folder.write({"a/b.bin": files.tensor_writer(tensor.view(6, 8).t())}, "a/b.bin")
     assert sys.byteorder == "big" or (tmp_path / "a/b.bin").read_bytes() == bytes(
         tensor.view(6, 8).t().contiguous().view(torch.uint8).flatten().tolist()
     )

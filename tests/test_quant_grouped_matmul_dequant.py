@@ -175,28 +175,19 @@ def test_ends_that_descend_or_leave_x(ends: list[int], message: str) -> None:
 
 
 def test_the_c_api_refuses_bad_ends_before_it_writes() -> None:
-    from anyfuse.ops import quant_grouped_matmul_dequant as module
-    from anyfuse.ops import quant_matmul_dequant as matmul
-
     given = problem()
     out = torch.full((97, 70), 7.0)
-    params = matmul.native_params(
-        (97, 70, 130),
-        given["x"],
-        given["weight"],
-        0,
-        given["weight_scale"],
-        None,
-        None,
-        None,
-        out,
-        "pertoken",
-        "formula",
+    params, grouped = (
+        _core.struct(f"anyfuse_quant_{name}_params") for name in ("matmul_dequant", "grouped_matmul_dequant")
     )
+    matmul = params(size=_core.sizeof(params), m=97, n=70, k=130, out=out.data_ptr(), threads=1)
+    for name in ("x", "weight", "weight_scale"):
+        setattr(matmul, name, given[name].data_ptr())
+    native = _core.function("quant_grouped_matmul_dequant", grouped)
 
-    def call(ends: Tensor | None, groups: int = 6, matmul_at: int | None = _core.addressof(params)) -> None:
+    def call(ends: Tensor | None, groups: int = 6, matmul_at: int | None = _core.addressof(matmul)) -> None:
         address = None if ends is None else ends.data_ptr()
-        module._native(module.Params(_core.sizeof(module.Params), matmul_at, groups, address, 0, 0))
+        native(grouped(size=_core.sizeof(grouped), matmul=matmul_at, groups=groups, group_list=address))
 
     for ends in ([16, 0, 16, 37, 38, 90], [0, 16, 16, 37, 38, 98], [-1, 16, 16, 37, 38, 90]):
         with pytest.raises(ValueError, match="quant_grouped_matmul_dequant"):

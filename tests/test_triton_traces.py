@@ -27,7 +27,7 @@ from anyfuse.samples.draw import Draw
 
 pytest.importorskip("triton")  # absent only where the test extra is not installed
 
-from anyfuse.triton import _launch, check_device, lazy_adam
+from anyfuse.triton import _launch, _watch, check_device
 
 GPU = torch.device("cuda", 0)
 
@@ -87,7 +87,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 class Watch:
-    """In place of `lazy_adam._Watch`, which needs an event: says whether it was asked while a graph was made."""
+    """In place of `_watch.Watch`, which needs an event: says whether it was asked while a graph was made."""
 
     def __init__(self, state: SimpleNamespace) -> None:
         self.state, self.flags = state, torch.zeros(2, dtype=torch.int32, device=GPU)
@@ -108,7 +108,7 @@ def test_a_captured_step_waits_for_nothing(spec: OpSpec, gpu: SimpleNamespace, m
         ((_, args, _),) = recorder.calls
         with fake:
             call = module.Call(*map(on_gpu, args))
-            monkeypatch.setitem(lazy_adam._watches, GPU, Watch(gpu))
+            monkeypatch.setitem(_watch._watches, GPU, Watch(gpu))
             gpu.capturing, gpu.launched, gpu.measured = False, [], 0
             with Traffic():  # the first step may copy tables and measure
                 module.run(call)
@@ -147,7 +147,7 @@ def test_optimizers_step_parameters_of_a_gpu(
         monkeypatch.setattr(import_module(f"anyfuse.ops.{name}"), "_op", partial(launch, name))
     shapes = (80, 70), (9,), (3, 2, 5)
     with FakeTensorMode():
-        monkeypatch.setitem(lazy_adam._watches, GPU, Watch(gpu))
+        monkeypatch.setitem(_watch._watches, GPU, Watch(gpu))
         params = [torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=GPU)) for shape in shapes]
         optimizer = make(params, lr=0.1)
         for _ in range(2):

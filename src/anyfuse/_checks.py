@@ -25,12 +25,10 @@ def require_tensor(name: str, value: Any, dtypes: Sequence[torch.dtype]) -> None
         raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}; accepted: {names(dtypes)}")
 
 
-def one_of(what: str, value: T, accepted: Iterable[Any]) -> T:
+def one_of(what: str, value: T, accepted: Sequence[Any]) -> T:
     """The value, if it is one of those accepted, of their type: 1 is not taken for True. Otherwise ValueError."""
-    accepted = list(accepted)
     for choice in accepted:
-        same_type = isinstance(value, type(choice)) and isinstance(value, bool) == isinstance(choice, bool)
-        if same_type and value == choice:
+        if isinstance(value, type(choice)) and value == choice and isinstance(value, bool) == isinstance(choice, bool):
             return value
     raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -141,6 +141,26 @@ def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
 
 # Kinds of errors that an operator's general implementation hands to the native door.
 RUNTIME_ERROR, VALUE_ERROR, INDEX_ERROR = (CONSTANTS[f"ANYFUSE_{kind}_ERROR"] for kind in ("RUNTIME", "VALUE", "INDEX"))
+
+
+#: A strided tensor: its first element's address, sizes, strides in elements, and the bytes of an element.
+Layout = tuple[int, Sequence[int], Sequence[int], int]
+
+#: What `overlap` answers; undecided is a question whose work would be beyond a fixed limit.
+APART, OVERLAP, UNDECIDED = (CONSTANTS[f"ANYFUSE_{answer}"] for answer in ("APART", "OVERLAP", "UNDECIDED"))
+
+
+def overlap(a: Layout, b: Layout | None = None) -> int:
+    """Whether an element of `a` has a byte in common with one of `b`; of `a` alone: whether two of its indices lead to
+    one element. Decided by arithmetic, in about 10 µs, however many elements there are."""
+    view: Any = struct("anyfuse_view")
+    kept, views = [], []
+    for address, sizes, strides, width in (a,) if b is None else (a, b):
+        numbers = [(i64 * len(sizes))(*sizes), (i64 * len(sizes))(*strides)]
+        kept.append(numbers)
+        views.append(view(address, 0, *map(addressof, numbers), len(sizes), 8 * width))
+    compared = _library.anyfuse_overlap_itself if b is None else _library.anyfuse_overlap
+    return int(compared(*map(ctypes.byref, views)))
 
 
 def register_operators() -> None:

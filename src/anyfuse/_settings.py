@@ -11,27 +11,23 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from . import _core
+from ._checks import one_of
 
 BACKENDS = ("auto", "native", "reference")
 CONVENTIONS = ("formula", "device")
 
 
-def _one_of(what: str, value: str, accepted: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in accepted:
-        raise ValueError(f"{what} is {value!r}; accepted: {', '.join(map(repr, accepted))}")
-    return value
+def from_environment(variable: str, accepted: tuple[str, ...]) -> str:
+    """The value of an environment variable; the first of those accepted where it is not set."""
+    return one_of(variable, os.environ.get(variable, accepted[0]), accepted)
 
 
-def _from_environment(variable: str, accepted: tuple[str, ...]) -> str:
-    return _one_of(variable, os.environ.get(variable, accepted[0]), accepted)
-
-
-_default_backend = _from_environment("ANYFUSE_BACKEND", BACKENDS)
+_default_backend = from_environment("ANYFUSE_BACKEND", BACKENDS)
 if _default_backend == "reference":
     _core.go_generally()
 _backend: ContextVar[str] = ContextVar("anyfuse_backend", default=_default_backend)
 _default_convention = (
-    _from_environment("ANYFUSE_CONVENTION", CONVENTIONS) if "ANYFUSE_CONVENTION" in os.environ else None
+    from_environment("ANYFUSE_CONVENTION", CONVENTIONS) if "ANYFUSE_CONVENTION" in os.environ else None
 )
 
 
@@ -44,7 +40,7 @@ def backend(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    token = _backend.set(_one_of("backend", name, BACKENDS))
+    token = _backend.set(one_of("backend", name, BACKENDS))
     if name == "reference":
         _core.go_generally()
     try:
@@ -82,4 +78,4 @@ def convention_or_default(convention: str | None, usual: str = "formula") -> str
     """The convention of a call: its own, or `ANYFUSE_CONVENTION`, or the operator's usual one."""
     if convention is None:
         return _default_convention or usual
-    return _one_of("convention", convention, CONVENTIONS)
+    return one_of("convention", convention, CONVENTIONS)

@@ -14,17 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from . import _core
-from ._products import ANY, OPERATORS, PRODUCTS, Limits, product_of, rank_words
-from ._settings import _one_of
+from ._checks import dtype_name, kind, names
+from ._products import ANY, OPERATORS, Limits, product_named, rank_words
 
-
-def _named(source: str, value: str) -> str:
-    """The product that a name means; ValueError for another one, with the source it came from."""
-    name = product_of(value) if isinstance(value, str) else None
-    return _one_of(source, value, tuple(PRODUCTS)) if name is None else name
-
-
-_default_product = _named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
+_default_product = product_named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 if _default_product != ANY:
     _core.go_generally()
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
@@ -41,7 +34,7 @@ def soc(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    name = _named("soc", name)
+    name = product_named("soc", name)
     if name != ANY:
         _core.go_generally()
     token = _product.set(name)
@@ -81,13 +74,13 @@ class Profiles:
         name = product()
         limits = self.limits.get(name)
         if limits is None:
-            raise ValueError(f"{self.operator} is not available on {name}; accepted: soc {_names((ANY, *self.limits))}")
+            raise ValueError(f"{self.operator} is not available on {name}; accepted: soc {names((ANY, *self.limits))}")
         _check(name, limits, call)
 
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    name = _named("soc", name)
+    name = product_named("soc", name)
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)
@@ -95,8 +88,8 @@ def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
 
 
 def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
-    def given(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        for name in names:
+    def given(arguments: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        for name in arguments:
             values = call.get(name)
             for value in values if isinstance(values, list) else [values]:
                 if value is not None:
@@ -106,14 +99,14 @@ def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
         raise error(f"{name} {got} on {product}; accepted: {accepted}")
 
     for name, value in given(limits.absent):
-        refuse(name, f"is given ({_kind(value)}), which is not available", "None")
+        refuse(name, f"is given ({_given(value)}), which is not available", "None")
     for name, value in given(limits.dtypes):
         dtype = value.dtype if isinstance(value, Tensor) else value
-        if _name(dtype) not in map(_name, limits.dtypes[name]):
-            refuse(name, f"has dtype {_name(dtype)}", _names(limits.dtypes[name]), TypeError)
+        if dtype_name(dtype) not in map(dtype_name, limits.dtypes[name]):
+            refuse(name, f"has dtype {dtype_name(dtype)}", names(limits.dtypes[name]), TypeError)
     for name, value in given(limits.values):
         if value not in limits.values[name]:
-            refuse(name, f"is {value!r}", _names(limits.values[name]))
+            refuse(name, f"is {value!r}", names(limits.values[name]))
     for name, value in given(limits.ranks):
         low, high = limits.ranks[name]
         if not low <= value.dim() <= high:
@@ -132,17 +125,9 @@ def _check(product: str, limits: Limits, call: Mapping[str, Any]) -> None:
     for name, tensors in zip(limits.one_dtype, lists, strict=True):
         for leader, tensor in zip(lists[0], tensors, strict=False):
             if tensor.dtype != leader.dtype:
-                accepted = f"{_name(leader.dtype)}, the dtype of {first}"
-                refuse(name, f"has dtype {_name(tensor.dtype)}", accepted, TypeError)
+                accepted = f"{dtype_name(leader.dtype)}, the dtype of {first}"
+                refuse(name, f"has dtype {dtype_name(tensor.dtype)}", accepted, TypeError)
 
 
-def _name(value: Any) -> str:
-    return str(value).removeprefix("torch.")
-
-
-def _names(values: Iterable[Any]) -> str:
-    return ", ".join(map(_name, values))
-
-
-def _kind(value: Any) -> str:
-    return f"a tensor of {_name(value.dtype)}" if isinstance(value, Tensor) else repr(value)
+def _given(value: Any) -> str:
+    return kind(value) if isinstance(value, Tensor) else repr(value)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _core, acl_config
+from ._checks import dtype_name, kind
 
 _STATUS_HEADERS = ("acl/acl_base.h", "acl/error_codes/rt_error_codes.h", "aclnn/aclnn_base.h")
 #: Names of what the functions return (acl, the runtime below it, aclnn) by code, from the headers of the C interface;
@@ -193,7 +194,7 @@ class Arguments:
             self.words.append(None)
             return
         if not isinstance(data, (Tensor, np.ndarray)):
-            raise TypeError(f"{name} is a {type(data).__name__}; accepted: a torch tensor, a NumPy array, or None")
+            raise TypeError(f"{name} is {kind(data)}; accepted: a torch tensor, a NumPy array, or None")
         shape, strides, dtype, address = _layout(name, data, written)
         code = DTYPES[dtype] if given.dtype is None else DTYPES[given.dtype]
         if given.dtype == "int4" and dtype != "int4":  # two codes in a byte
@@ -219,19 +220,19 @@ class Arguments:
         handle = _library().aclCreateBoolArray(flags, ctypes.c_uint64(len(value)))
         self._add_handle(handle, "aclDestroyBoolArray", flags)
 
-    def add_number(self, name: str, value: Any, kind: str) -> None:
-        accepted, word = NUMBERS[kind]
-        if not isinstance(value, accepted) or (kind != "bool" and isinstance(value, bool)):
+    def add_number(self, name: str, value: Any, number: str) -> None:
+        accepted, word = NUMBERS[number]
+        if not isinstance(value, accepted) or (number != "bool" and isinstance(value, bool)):
             names = " or ".join(python.__name__ for python in accepted)
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: {names}")
-        bits = 1023 if kind == "double" else 63
+            raise TypeError(f"{name} is {kind(value)}; accepted: {names}")
+        bits = 1023 if number == "double" else 63
         if isinstance(value, int) and not -(2**bits) <= value < 2**bits:
             raise ValueError(f"{name} is beyond {bits} bits; accepted: numbers within")
         self.words.append(word(value))
 
     def add_text(self, name: str, value: Any) -> None:
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} is a {type(value).__name__}; accepted: a string, or None")
+            raise TypeError(f"{name} is {kind(value)}; accepted: a string, or None")
         self.words.append(None if value is None else ctypes.c_char_p(value.encode()))
 
     def _add_handle(self, handle: int | None, end: str, kept: Any) -> None:
@@ -252,7 +253,7 @@ def _layout(name: str, data: Tensor | np.ndarray, written: bool) -> tuple[list[i
             raise ValueError(f"{name} is a lazily negated or conjugated view; accepted: its values (torch.resolve_neg)")
         if written and data.requires_grad and data.is_leaf and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient and would be written to; accepted under torch.no_grad()")
-        dtype = str(data.dtype).removeprefix("torch.")
+        dtype = dtype_name(data.dtype)
         shape, strides, address = list(data.shape), list(data.stride()), data.data_ptr()
     else:
         if written and not data.flags.writeable:
@@ -322,9 +323,9 @@ def _two_phases(name: str, prototype: str) -> tuple[Callable[..., tuple[int, Exe
     def run(workspace: Any, workspaceSize: int, executor: Executor, stream: int | None = None) -> None:
         library = _ready()
         if not isinstance(executor, Executor):
-            raise TypeError(f"executor is a {type(executor).__name__}; accepted: what phase 1 returned")
+            raise TypeError(f"executor is {kind(executor)}; accepted: what phase 1 returned")
         if workspace is not None and not isinstance(workspace, (Tensor, np.ndarray)):
-            raise TypeError(f"workspace is a {type(workspace).__name__}; accepted: a tensor, an array, or None")
+            raise TypeError(f"workspace is {kind(workspace)}; accepted: a tensor, an array, or None")
         start = None
         if workspace is not None:
             start = _layout("workspace", workspace, True)[3]

@@ -21,7 +21,7 @@ from .ops import quant_matmul_dequant as matmul
 from .ops._register import implement
 
 #: torch_npu's numbers of the y_dtypes that torch has no dtype for, and dtypes for the rest.
-_Y_DTYPES: dict[str, Any] = {
+Y_DTYPES: dict[str, Any] = {
     "int8": torch.int8,
     "int4": 285,
     "hifloat8": 290,
@@ -107,7 +107,7 @@ def add_rms_norm_dynamic_quant(call: norm.Call) -> norm.Results:
         beta=call.beta,
         epsilon=call.epsilon,
         output_mask=None if call.outputs == by_scales else list(call.outputs),
-        y_dtype=_Y_DTYPES[call.y_dtype],
+        y_dtype=Y_DTYPES[call.y_dtype],
     )
     if call.y_dtype == "int4":  # words of eight codes; here two share a byte
         y1, y2 = (y.view(torch.uint8) if made else y for y, made in zip((y1, y2), call.outputs, strict=True))

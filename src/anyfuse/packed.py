@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ._checks import dtype_name, kind, one_of
 from .formats.blocked import nz_to_nd
 
 COLUMNS, DEPTH = 16, 4  # columns of a panel, values of k in a step
@@ -34,7 +35,7 @@ class PackedWeight:
     def __init__(self, data: Tensor, shape: tuple[int, ...], scale: Tensor | None = None) -> None:
         blocks = packed_shape(*shape)
         if not isinstance(data, Tensor) or data.dtype != torch.int8:
-            raise TypeError(f"data is {_kind(data)}; accepted: an int8 tensor")
+            raise TypeError(f"data is {kind(data)}; accepted: an int8 tensor")
         if tuple(data.shape) != blocks:
             size = " x ".join(map(str, shape))
             raise ValueError(f"data has shape {tuple(data.shape)}; accepted: {blocks}, for a weight of {size}")
@@ -86,7 +87,7 @@ class PackedWeight:
     def __repr__(self) -> str:
         *groups, n, k = self.shape
         size = f"groups={groups[0]}, n={n}, k={k}" if groups else f"n={n}, k={k}"
-        scale = "no scale" if self.scale is None else f"{str(self.scale.dtype).removeprefix('torch.')} scale"
+        scale = "no scale" if self.scale is None else f"{dtype_name(self.scale.dtype)} scale"
         return f"PackedWeight({size}, {scale}, {self.nbytes} bytes, device={str(self.data.device)!r})"
 
 
@@ -125,9 +126,8 @@ def pack_weight(
         PackedWeight(groups=8, n=32, k=64, no scale, 16384 bytes, device='cpu')
     """
     if not isinstance(weight, Tensor) or weight.dtype != torch.int8:
-        raise TypeError(f"weight is {_kind(weight)}; accepted: an int8 tensor")
-    if layout not in ("nd", "nz"):
-        raise ValueError(f"layout is {layout!r}; accepted: 'nd', 'nz'")
+        raise TypeError(f"weight is {kind(weight)}; accepted: an int8 tensor")
+    one_of("layout", layout, ("nd", "nz"))
     if weight_scale is not None:
         _check_scale(weight_scale, None)
     dims, accepted = (2, "2 dimensions") if layout == "nd" else (4, "(_, _, 16, 32), the blocks of layout 'nz'")
@@ -176,11 +176,7 @@ def _size(
 
 def _check_scale(scale: Tensor, shape: tuple[int, ...] | None) -> None:
     if not isinstance(scale, Tensor) or scale.dtype not in (torch.float32, torch.int64):
-        raise TypeError(f"weight_scale is {_kind(scale)}; accepted: a tensor of float32 or int64")
+        raise TypeError(f"weight_scale is {kind(scale)}; accepted: a tensor of float32 or int64")
     if scale.dim() == 0 or (shape is not None and tuple(scale.shape) != shape):
         expected = "one dimension" if shape is None else f"{shape}, one scale for each output column"
         raise ValueError(f"weight_scale has shape {tuple(scale.shape)}; accepted: {expected}")
-
-
-def _kind(value: object) -> str:
-    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from . import lacking, package
+from . import package
 from .acl_config import acl_config
 from .bench import bench
 from .case import cases
 from .console import plain_output
 from .demo import demo
+from .extra import lacking
 from .info import info
 from .models import eval_, quantize
 from .run import run as run_script

@@ -37,7 +37,9 @@ from torch import Tensor
 
 from .. import __version__
 from .._bits import clone_with_storage, same_bits
+from .._checks import dtype_name
 from .._opspec import REGISTRY, OpSpec
+from .._saving import write_file
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
@@ -170,7 +172,7 @@ def adam8(device: torch.device, size: int, dtype: torch.dtype) -> Work:
 
     peers = {"bitsandbytes AdamW8bit": adam8_bench.bitsandbytes, "torch AdamW(fused), 32-bit": adam8_bench.fused}
     return Work(
-        "apply_adam_w_quant", f"{str(dtype).removeprefix('torch.')}, {size} elements",
+        "apply_adam_w_quant", f"{dtype_name(dtype)}, {size} elements",
         lambda: apply_adam_w_quant_(**{**given, "step": step}),
         bytes=size * (3 * dtype.itemsize + 4) + size // 256 * 16,
         peers={name: optimizer(make) for name, make in peers.items()},
@@ -537,9 +539,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def keep(report: dict[str, Any]) -> None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
-        (options.output / "gpu.md").write_text(markdown(report))
+        write_file(options.output / "gpu.json", (json.dumps(report, indent=2) + "\n").encode())
+        write_file(options.output / "gpu.md", markdown(report).encode())
 
     report = measured(options.quick, options.device, keep, options.seconds)
     print(markdown(report))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import dtype_name, kind
+
 ROWS = 16  # rows of an NZ block; its columns fill 32 bytes
 
 
@@ -76,8 +78,7 @@ def pack_scale_int64(weight_scale: Tensor, x_scale: Tensor | float = 1.0) -> Ten
         TypeError: weight_scale is not a float32 tensor.
     """
     if not isinstance(weight_scale, Tensor) or weight_scale.dtype != torch.float32:
-        got = weight_scale.dtype if isinstance(weight_scale, Tensor) else type(weight_scale).__name__
-        raise TypeError(f"weight_scale is {got}; accepted: a float32 tensor")
+        raise TypeError(f"weight_scale is {kind(weight_scale)}; accepted: a float32 tensor")
     factor = torch.as_tensor(x_scale, dtype=torch.float32, device=weight_scale.device).reshape(())
     return (weight_scale * factor).contiguous().view(torch.int32).to(torch.int64)
 
@@ -88,14 +89,13 @@ def unpack_scale_int64(packed: Tensor) -> Tensor:
     Raises TypeError when packed is not an int64 tensor.
     """
     if not isinstance(packed, Tensor) or packed.dtype != torch.int64:
-        got = packed.dtype if isinstance(packed, Tensor) else type(packed).__name__
-        raise TypeError(f"packed is {got}; accepted: an int64 tensor")
+        raise TypeError(f"packed is {kind(packed)}; accepted: an int64 tensor")
     return packed.to(torch.int32).view(torch.float32)
 
 
 def _block_columns(tensor: Tensor, name: str) -> int:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; accepted: a tensor")
+        raise TypeError(f"{name} is {kind(tensor)}; accepted: a tensor")
     if tensor.element_size() not in (1, 2, 4):
-        raise TypeError(f"{name} has dtype {tensor.dtype}; accepted: dtypes of 1, 2 or 4 bytes")
+        raise TypeError(f"{name} has dtype {dtype_name(tensor.dtype)}; accepted: dtypes of 1, 2 or 4 bytes")
     return 32 // tensor.element_size()

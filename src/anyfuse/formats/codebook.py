@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._checks import one_of, require_tensor
+
 BLOCK_SIZES = (64, 128, 256, 512, 1024, 2048)
 
 KINDS = ("dynamic", "linear")
@@ -27,8 +29,7 @@ def create_codebook(kind: str = "dynamic", signed: bool = True) -> Tensor:
     Raises:
         ValueError: another kind.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; accepted: {', '.join(map(repr, KINDS))}")
+    one_of("kind", kind, KINDS)
     if kind == "linear":
         return torch.linspace(-1.0 if signed else 0.0, 1.0, 256, dtype=torch.float32)
     positive = []
@@ -94,7 +95,7 @@ def quantize_blockwise(
         TypeError: a dtype that is not accepted.
         ValueError: a codebook or a block size that is not accepted.
     """
-    _check_tensor("tensor", tensor, (torch.float32, torch.float16, torch.bfloat16))
+    require_tensor("tensor", tensor, (torch.float32, torch.float16, torch.bfloat16))
     _check_codebook(codebook)
     check_block_size(block_size)
     rows = blocks_of(tensor.float(), block_size)
@@ -120,8 +121,8 @@ def dequantize_blockwise(
         TypeError: a dtype that is not accepted.
         ValueError: a codebook, a block size or a shape that is not accepted.
     """
-    _check_tensor("codes", codes, (torch.uint8,))
-    _check_tensor("absmax", absmax, (torch.float32,))
+    require_tensor("codes", codes, (torch.uint8,))
+    require_tensor("absmax", absmax, (torch.float32,))
     _check_codebook(codebook)
     check_block_size(block_size)
     blocks = -(-codes.numel() // block_size)
@@ -132,8 +133,7 @@ def dequantize_blockwise(
 
 
 def check_block_size(block_size: int) -> None:
-    if not isinstance(block_size, int) or block_size not in BLOCK_SIZES:
-        raise ValueError(f"block_size is {block_size!r}; accepted: {', '.join(map(str, BLOCK_SIZES))}")
+    one_of("block_size", block_size, BLOCK_SIZES)
 
 
 def is_codebook(values: Tensor) -> bool:
@@ -141,16 +141,8 @@ def is_codebook(values: Tensor) -> bool:
     return bool(values.isfinite().all() and (values[1:] >= values[:-1]).all())
 
 
-def _check_tensor(name: str, value: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}; accepted: a tensor of {accepted}")
-    if value.dtype not in dtypes:
-        raise TypeError(f"{name} has dtype {str(value.dtype).removeprefix('torch.')}; accepted: {accepted}")
-
-
 def _check_codebook(codebook: Tensor) -> None:
-    _check_tensor("codebook", codebook, (torch.float32,))
+    require_tensor("codebook", codebook, (torch.float32,))
     if codebook.shape != (256,):
         raise ValueError(f"codebook has shape {tuple(codebook.shape)}; accepted: (256,)")
     if not is_codebook(codebook):

@@ -13,6 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .._checks import dtype_name, kind, names
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -44,8 +46,7 @@ def pack_int4(values: Tensor, carrier: torch.dtype = torch.uint8) -> Tensor:
         tensor([-2019179551], dtype=torch.int32)
     """
     if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
-        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"values is {got}; accepted: a tensor of uint8, int8, int16, int32, int64")
+        raise TypeError(f"values is {kind(values)}; accepted: a tensor of {names(INTEGERS)}")
     count = _nibbles("carrier", carrier)
     if values.dim() == 0 or values.shape[-1] % count:
         raise ValueError(f"values has shape {tuple(values.shape)}; accepted: a multiple of {count} as last dimension")
@@ -70,7 +71,7 @@ def unpack_int4(packed: Tensor) -> Tensor:
 
 def _nibbles(name: str, carrier: torch.dtype) -> int:
     if carrier not in (torch.uint8, torch.int32):
-        raise TypeError(f"{name} has dtype {carrier}; accepted: torch.uint8, torch.int32")
+        raise TypeError(f"{name} has dtype {dtype_name(carrier)}; accepted: uint8, int32")
     return 2 if carrier == torch.uint8 else 8
 
 
@@ -89,7 +90,7 @@ def cast_float8(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     _require_float("x", x)
     if dtype not in FLOAT8:
-        raise TypeError(f"dtype is {dtype}; accepted: torch.float8_e4m3fn, torch.float8_e5m2")
+        raise TypeError(f"dtype is {dtype_name(dtype)}; accepted: {names(FLOAT8)}")
     magnitude = x.float().abs().contiguous()
     midpoints = torch.tensor(_float8_midpoints(dtype), dtype=torch.float32, device=x.device)
     # Codes of positive values count upwards: a value's code is the number of midpoints below it, or at it.
@@ -153,7 +154,7 @@ def decode_hifloat8(codes: Tensor) -> Tensor:
     Raises TypeError for another dtype.
     """
     if not isinstance(codes, Tensor) or codes.dtype != torch.uint8:
-        raise TypeError(f"codes is {codes.dtype if isinstance(codes, Tensor) else type(codes)}; accepted: torch.uint8")
+        raise TypeError(f"codes is {kind(codes)}; accepted: a tensor of uint8")
     return torch.tensor(_hifloat8_values(), dtype=torch.float32, device=codes.device)[codes.long()]
 
 
@@ -192,5 +193,4 @@ def _hifloat8_order() -> tuple[list[int], list[float]]:
 
 def _require_float(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} is {got}; accepted: a tensor of float32, float16, bfloat16")
+        raise TypeError(f"{name} is {kind(x)}; accepted: a tensor of {names(FLOATS)}")

@@ -276,7 +276,11 @@ def _rates(lr: Any, count: int) -> tuple[float, list[Tensor]]:
     if isinstance(lr, (list, tuple)):
         checks.require(len(lr) == count, f"lr has {len(lr)} entries; accepted: one for all tables, or {count}")
         return 0.0, [x if isinstance(x, Tensor) else torch.full((1,), _rate(x), dtype=torch.float64) for x in lr]
-    return (0.0, [lr]) if isinstance(lr, Tensor) else (_rate(lr), [])
+    if isinstance(lr, Tensor):
+        return 0.0, [lr]
+    rate = _rate(lr)
+    # Of no tables: the dispatcher finds the device by a tensor.
+    return rate, [] if count else [torch.full((1,), rate, dtype=torch.float64)]
 
 
 def _rate(lr: Any) -> float:

@@ -51,6 +51,8 @@ from ._launch import (
     table,
 )
 from ._maths import stored, widen
+from ._watch import Watch, watch_of
+from ._watch import raise_out_of_range as raise_out_of_range
 
 #: Rows whose keys a program writes; columns, and elements, that a program steps.
 KEYS, COLUMNS, ELEMENTS = 512, 256, 512
@@ -67,58 +69,6 @@ COUNT_BITS = 31
 
 #: How `indices` name rows, as the type of their elements; None: all rows.
 INDICES = {torch.int32: tl.int32, torch.int64: tl.int64, torch.bool: tl.uint8, None: None}
-
-# ---- ids that would be refused ----
-
-MESSAGES = (
-    "indices held an id beyond the rows of var; accepted: ids below them. It was skipped",
-    "indices held a negative id beside the padding; accepted: ids from 0 on. It was skipped",
-)
-
-
-class _Watch:
-    """A device's flags that an id was refused, and the host's view of them, which no one waits for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.flags = torch.zeros(len(MESSAGES), dtype=torch.int32, device=device)
-        self.seen = torch.zeros(len(MESSAGES), dtype=torch.int32, pin_memory=device.type == "cuda")
-        self.copied = torch.cuda.Event() if device.type == "cuda" else None
-
-    def look(self) -> None:
-        """Sends the flags to the host."""
-        self.seen.copy_(self.flags, non_blocking=True)
-        if self.copied is not None:
-            self.copied.record(torch.cuda.current_stream(self.flags.device))
-
-    def raise_if_seen(self) -> None:
-        if self.copied is not None and not self.copied.query():
-            return
-        message = next((text for text, seen in zip(MESSAGES, self.seen.tolist(), strict=True) if seen), None)
-        if message is not None:
-            self.flags.zero_()
-            self.seen.zero_()
-            raise IndexError(message)
-
-
-_watches: dict[torch.device, _Watch] = {}
-
-
-def _watch(device: torch.device) -> _Watch:
-    if device not in _watches:
-        _watches[device] = _Watch(device)
-    return _watches[device]
-
-
-def raise_out_of_range(device: torch.device | str = "cuda") -> None:
-    """Waits for the device; IndexError if a call since the last error named a row that it would have refused."""
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    watch = _watch(device)
-    watch.look()
-    if watch.copied is not None:
-        watch.copied.synchronize()
-    watch.raise_if_seen()
 
 
 # ---- kernels ----
@@ -428,7 +378,7 @@ class Numbers:
 class Group:
     """The tables of a list that share their dtypes: what the two kernels are launched with."""
 
-    def __init__(self, call: Call, places: Sequence[int], watch: _Watch, numbers: Numbers) -> None:
+    def __init__(self, call: Call, places: Sequence[int], watch: Watch, numbers: Numbers) -> None:
         def of(values: Sequence[Any]) -> list[Any]:
             return [values[i] for i in places]
 
@@ -521,7 +471,7 @@ class Group:
         self.launch(keys, order).run()
 
 
-def groups(call: Call, watch: _Watch, numbers: Numbers) -> list[Group]:
+def groups(call: Call, watch: Watch, numbers: Numbers) -> list[Group]:
     """One for each combination of dtypes; gradients and indices are contiguous, tables have any strides."""
     tensors = list(zip(call.gradient, call.indices, call.var, strict=True))
     return [Group(call, places, watch, numbers) for places in by_dtypes(tensors).values()]
@@ -535,7 +485,7 @@ def run(call: Call) -> None:
     if on_host(call.step):
         check_step_values([int(step) for step in call.step], call)
     device = call.var[0].device
-    watch = _watch(device)
+    watch = watch_of(device)
     if not capturing(device):
         watch.raise_if_seen()
     indices = [None if ids is None else ids.contiguous() for ids in call.indices]
@@ -553,7 +503,7 @@ def run(call: Call) -> None:
 
 def variants() -> Iterator[Variant]:
     """What is compiled ahead of time."""
-    name, watch = "lazy_adam", _watch(torch.device("cpu"))
+    name, watch = "lazy_adam", watch_of(torch.device("cpu"))
 
     def launches(
         dim: int, dtypes: tuple[torch.dtype, torch.dtype], indices: Tensor | None, **changes: Any
