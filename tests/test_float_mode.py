@@ -15,11 +15,11 @@ from typing import Any
 import operators
 import pytest
 import torch
+from anyfuse._sampling import clone_with_storage
 from torch import Tensor
 
 import anyfuse
 from anyfuse._opspec import OpSpec
-from anyfuse._sampling import clone_with_storage
 
 LIBM = ctypes.CDLL(None)
 ROUNDINGS = {"x86_64": (0, 0x400, 0x800, 0xC00), "aarch64": (0, 0x800000, 0x400000, 0xC00000)}
