@@ -617,7 +617,8 @@ for options in ({{"decay_mode": "catch_up", "weight_decay": 0.1}}, {{"bias_corre
         forbid_all_but(table, named)
     weight = nn.Parameter(tables[0])
     optimizer = anyfuse.optim.LazyAdam([weight], **options)
-    optimizer.state[weight] = {{"step": torch.tensor(0), "exp_avg": tables[1], "exp_avg_sq": tables[2], "row_step": counts}}
+    moments = {{"exp_avg": tables[1], "exp_avg_sq": tables[2]}}
+    optimizer.state[weight] = {{"step": torch.tensor(0), **moments, "row_step": counts}}
     for step in range(3):
         ids = torch.tensor([named[:: step + 1]])
         values = torch.ones(ids.numel(), dim)
