@@ -29,6 +29,12 @@ def draws() -> int:
     return DRAWS
 
 
+@pytest.fixture(autouse=True)
+def natively() -> None:
+    """A test before may have used the reference, after which every call of the process goes by way of Python."""
+    _core.go_generally(os.environ.get("ANYFUSE_BACKEND") == "reference")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if longer.EXAMPLES:
         terminalreporter.write_line(f"ANYFUSE_PROPERTIES={longer.EXAMPLES} ANYFUSE_SEED={longer.SEED}")

@@ -27,8 +27,9 @@ bool is_mask(const Tensor &ids) { return !ids.given() || ids.is(ANYFUSE_BOOL); }
 // Whether the ids lie in their table; the core asks as well, but when it runs.
 template <typename Id>
 bool ids_fit(const Id *ids, int64_t n, const anyfuse_lazy_adam_row &row, bool refuse_negative) {
+  const int64_t padding = row.padding_idx == INT64_MIN ? 0 : row.padding_idx;  // 0: of no negative id
   for (int64_t i = 0; i < n; ++i)
-    if (ids[i] >= row.rows || (refuse_negative && ids[i] < 0 && ids[i] != row.padding_idx)) return false;
+    if (ids[i] >= row.rows || (refuse_negative && ids[i] < 0 && ids[i] != padding)) return false;
   return true;
 }
 

@@ -229,20 +229,22 @@ def _cut(call: op.Call, taken: Taken) -> op.Call:
         if head and not param.is_contiguous():
             raise ValueError("a sharded parameter is not contiguous; accepted with 8-bit moments: contiguous ones")
 
-    def cut(tensors: Sequence[Tensor], heads: Sequence[int]) -> list[Tensor]:
+    def cut(tensors: Sequence[Tensor], heads: Sequence[int] = heads) -> list[Tensor]:
         pairs = list(zip(tensors, heads, strict=True))
-        flat = [tensor.detach().reshape(-1) if head else tensor for tensor, head in pairs]
-        return [t[h:] if h else t for t, h in zip(flat, heads, strict=True)] + [
-            t[:h] for t, h in zip(flat, heads, strict=True) if h
-        ]
+        rest = [tensor.detach().reshape(-1)[head:] if head else tensor for tensor, head in pairs]
+        return rest + [tensor.detach().reshape(-1)[:head] for tensor, head in pairs if head]
 
     scales = [int(head > 0) for head in heads]
     at = [i for i, head in enumerate(heads) if head]
     seeds = call.stochastic_rounding
     return call._replace(
-        **{name: cut(getattr(call, name), heads) for name in ("var", "grad", "m", "v")},
-        **{name: cut(getattr(call, name), scales) for name in ("absmax_m", "absmax_v")},
-        s=cut(call.s, heads) if call.s else [],
+        var=cut(call.var),
+        grad=cut(call.grad),
+        m=cut(call.m),
+        v=cut(call.v),
+        absmax_m=cut(call.absmax_m, scales),
+        absmax_v=cut(call.absmax_v, scales),
+        s=cut(call.s) if call.s else [],
         step=call.step if len(call.step) == 1 else call.step + [call.step[i] for i in at],
         stochastic_rounding=None if seeds is None else seeds + [seeds[i] ^ 0x9E3779B9 for i in at],
     )

@@ -169,6 +169,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The states of parameters that have none, once all gradients are known to be sound."""
         for taken in work:
             self._check_gradients(taken)
+            memory.check_memory([("a parameter", taken.mine)], [("a gradient", list(self._read(taken.grads)))])
         for i, taken in enumerate(work):
             for param in taken.params:
                 if not self.state[param]:

@@ -270,8 +270,8 @@ class LazyAdam(FusedOptimizer):
     def _check_call(self, call: op.Call) -> None:
         call = _of_tables(call)
         super()._check_call(call)
-        op.check_step_values([int(step) + 1 for step in call.step], call)
-        if call.var and call.var[0].is_cpu:
+        if call.var[0].is_cpu:  # of a GPU, nothing waits for values
+            op.check_step_values([int(step) + 1 for step in call.step], call)
             op.check_ids(call)
 
     def _run(self, call: op.Call) -> None:
@@ -358,11 +358,21 @@ def _by_padding(call: op.Call, taken: Taken) -> list[op.Call]:
         places.setdefault(_padding_of(param, call.padding_idx), []).append(i)
     if len(places) == 1:
         return [call._replace(padding_idx=next(iter(places)))]
-    lists = ("gradient", "indices", "m", "v", "var", "row_step", "step", "stochastic_rounding")
+
+    def of(values: Any, those: Sequence[int]) -> Any:
+        return [values[i] for i in those] if values else values
+
     return [
         call._replace(
+            gradient=of(call.gradient, those),
+            indices=of(call.indices, those),
+            m=of(call.m, those),
+            v=of(call.v, those),
+            var=of(call.var, those),
+            row_step=of(call.row_step, those),
+            step=of(call.step, those),
             padding_idx=padding,
-            **{name: [value[i] for i in those] for name in lists if (value := getattr(call, name))},
+            stochastic_rounding=of(call.stochastic_rounding, those),
         )
         for padding, those in places.items()
     ]
@@ -414,8 +424,8 @@ def _check_update(param: Tensor, update: Tensor | Update) -> None:
 
 def _of_tables(call: op.Call) -> op.Call:
     """The call with tensors of two dimensions, as the operator takes them: views where these are possible."""
-    lists = ("gradient", "m", "v", "var")
-    return call._replace(**{name: list(map(_as_table, getattr(call, name))) for name in lists})
+    gradient, m, v, var = (list(map(_as_table, tensors)) for tensors in (call.gradient, call.m, call.v, call.var))
+    return call._replace(gradient=gradient, m=m, v=v, var=var)
 
 
 def _as_table(tensor: Tensor) -> Tensor:
