@@ -142,7 +142,7 @@ def test_saved_tensors_that_do_not_fit_are_refused() -> None:
 def test_errors_of_packing() -> None:
     weight = int8(20, 33)
     bad: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        ((weight.float(),), {}, TypeError, "weight is a tensor of torch.float32; accepted: an int8 tensor"),
+        ((weight.float(),), {}, TypeError, "weight is a tensor of float32; accepted: an int8 tensor"),
         (([1],), {}, TypeError, "weight is a list"),
         ((weight[0],), {}, ValueError, "weight has shape (33,)"),
         ((weight,), {"layout": "fractal"}, ValueError, "layout is 'fractal'; accepted: 'nd', 'nz'"),
