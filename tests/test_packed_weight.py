@@ -148,7 +148,7 @@ def test_errors_of_packing() -> None:
         ((weight,), {"layout": "fractal"}, ValueError, "layout is 'fractal'; accepted: 'nd', 'nz'"),
         ((weight,), {"layout": "nz"}, ValueError, "weight has shape (20, 33); accepted: (_, _, 16, 32)"),
         ((weight, torch.ones(33)), {}, ValueError, "weight_scale has shape (33,); accepted: (20,)"),
-        ((weight, torch.ones(20).half()), {}, TypeError, "weight_scale is a tensor of torch.float16"),
+        ((weight, torch.ones(20).half()), {}, TypeError, "weight_scale is a tensor of float16"),
         ((weight, torch.ones(1, 20)), {}, ValueError, "weight_scale has shape (1, 20)"),
         ((weight,), {"shape": (33, 20)}, ValueError, "shape is (33, 20); accepted: (20, 33)"),
         ((weight[None, None],), {}, ValueError, "weight has shape (1, 1, 20, 33); accepted: 2 dimensions; for groups"),
