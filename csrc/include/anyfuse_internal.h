@@ -23,9 +23,9 @@ enum { ANYFUSE_RUNTIME_ERROR = 1, ANYFUSE_VALUE_ERROR = 2, ANYFUSE_INDEX_ERROR =
 /* What a general implementation refuses, on this thread: the door raises it once the implementation has returned. */
 ANYFUSE_API void anyfuse_torch_refuse(int32_t kind, const char *message);
 
-/* From here to anyfuse_torch_together_end, in this thread, plain calls of operators over lists are checked and wait, and
- * what is not plain fails without going to Python. Their `step` is the one before: each call takes the next. The end
- * runs them in order when `run` is not 0, and then advances their step tensors by 1; otherwise nothing happens. */
+/* From here to anyfuse_torch_together_end, in this thread, plain calls of operators over lists are checked and wait,
+ * and what is not plain fails without going to Python. Their `step` is the one before: each call takes the next. The
+ * end runs them in order when `run` is not 0, and then advances their step tensors by 1; otherwise nothing happens. */
 ANYFUSE_API void anyfuse_torch_together(void);
 ANYFUSE_API anyfuse_status anyfuse_torch_together_end(int32_t run);
 

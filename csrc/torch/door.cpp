@@ -208,7 +208,8 @@ void call_general(const Schema &schema, const Field *fields, StableIValue *stack
   --in_general;
   torch.aoti_torch_grad_mode_set_enabled(grad);
   if (error != 0)
-    raise(ANYFUSE_RUNTIME_ERROR, "anyfuse: without Python an operator takes dense, contiguous tensors on the CPU alone");
+    raise(ANYFUSE_RUNTIME_ERROR,
+          "anyfuse: without Python an operator takes dense, contiguous tensors on the CPU alone");
   if (refused == 0) return;
   for (int i = 0; i < schema.outputs; ++i) free_argument(stack[i], kTensor);
   raise(refused, refusal);
@@ -276,7 +277,7 @@ const char *find_functions() {
   // torch's libraries are not in the global scope of a Python process: they are asked for by name.
   void *library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return "torch is not in this process (no libtorch_cpu.so)";
-#define ANYFUSE_TORCH_FIND(Result, name, arguments)                                 \
+#define ANYFUSE_TORCH_FIND(Result, name, arguments)                          \
   torch.name = reinterpret_cast<Result(*) arguments>(dlsym(library, #name)); \
   if (torch.name == nullptr) return "this torch has no function " #name "; accepted: torch 2.10 or later";
   ANYFUSE_TORCH_FUNCTIONS(ANYFUSE_TORCH_FIND)
