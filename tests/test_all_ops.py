@@ -207,7 +207,7 @@ FORK_AFTER_TORCH = """
 import os, sys
 sys.path.insert(0, {tests!r})
 import torch, operators, anyfuse
-from anyfuse._sampling import clone_with_storage
+from anyfuse._bits import clone_with_storage
 
 torch.set_num_threads(2)
 spec = anyfuse._REGISTRY[{name!r}]

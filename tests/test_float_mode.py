@@ -19,6 +19,7 @@ from anyfuse._sampling import clone_with_storage
 from torch import Tensor
 
 import anyfuse
+from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 
 LIBM = ctypes.CDLL(None)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from anyfuse.ops._dispatch import correctly_rounded_sqrt
 from fusing import compiled
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import anyfuse
 from anyfuse import fusion
-from anyfuse.fusion import _corrected_step, _ema_adamw
+from anyfuse.fusion import _ema_adamw
+from anyfuse.ops._numerics import correctly_rounded_sqrt
 
 STEP = "apply_fused_ema_adamw"
 BETA1, BETA2, EPS, DECAY, LR, EMA = 0.9, 0.999, 1e-8, 0.01, 1e-3, 0.995
@@ -349,20 +349,26 @@ def test_inductor_writes_in_place_with_equal_bits() -> None:
     assert [t.data_ptr() for tensors in given for t in tensors] == places
 
 
-def test_the_step_with_given_corrections_is_a_proper_operator() -> None:
+def corrected(lists: Lists, *corrections: Tensor) -> tuple[Any, ...]:
+    """The operator's arguments as the pass gives them."""
+    numbers = LR, EMA, BETA1, BETA2, EPS, 1, True, DECAY, "formula", None, None, None, False, None
+    return (*lists, [torch.zeros(1, dtype=torch.int64)], *numbers, *corrections, None)
+
+
+def test_given_corrections_are_those_of_the_reference() -> None:
     lists = state(2)
-    numbers = (torch.tensor(0.1), torch.tensor(0.001), None, None, LR, DECAY, EMA, BETA1, BETA2, EPS, 1)
-    torch.library.opcheck(_corrected_step.step, (*lists, *numbers))
+    corrections = torch.tensor(0.1), torch.tensor(0.001, dtype=torch.float64)
+    torch.library.opcheck(_ema_adamw.OPERATOR, corrected(lists, *corrections))
     with anyfuse.backend("reference"):
         want = copy.deepcopy(lists)
-        _corrected_step.step(*want, *numbers)
-    _corrected_step.step(*lists, *numbers)
+        _ema_adamw.OPERATOR(*corrected(want, *corrections))
+    _ema_adamw.OPERATOR(*corrected(lists, *corrections))
     assert equal(want, lists)
 
 
 def test_a_correction_of_0_divides_by_0() -> None:
     lists = state(1)
-    _corrected_step.step(*lists, torch.zeros(()), torch.zeros(()), None, None, LR, DECAY, EMA, BETA1, BETA2, EPS, 1)
+    _ema_adamw.OPERATOR(*corrected(lists, torch.zeros(()), torch.zeros(())))
     assert lists[1][0].isnan().all() and lists[2][0].isfinite().all()
 
 

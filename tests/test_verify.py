@@ -314,8 +314,8 @@ def test_settings_are_put_back(ema: OpSpec) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((["reference"], [], []), "backend is 'reference'; accepted: native"),
-        (([], ["sse9"], []), "target is 'sse9'; accepted: base"),
+        ((["reference"], [], []), "backend is 'reference'; accepted: 'native'"),
+        (([], ["sse9"], []), "target is 'sse9'; accepted: 'base'"),
         (([], [], [0]), "threads is 0"),
     ],
 )

@@ -10,9 +10,6 @@ extern "C" {
 
 /* ---- the native door: the operators, registered with the torch that is in the process ---- */
 
-/* Registers every operator, once. NULL, or a sentence that says what is missing (torch, or a function of it). */
-ANYFUSE_API const char *anyfuse_torch_register(void);
-
 /* 1: from now on every call goes to the general implementations, as a setting is in use that only Python can see (the
  * reference, float64, a product). Settings are each context's own, so that only a test knows when the way back, 0, is
  * safe. */

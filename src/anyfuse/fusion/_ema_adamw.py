@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..ops._dispatch import f32
-from . import _corrected_step
+from ..ops._numerics import f32
 from ._arithmetic import (
     ONE,
     ZERO,
@@ -39,18 +38,19 @@ from ._graph import (
     aten,
     convert,
     dtype_of,
+    filled,
     functional_call,
     hint,
     is_call,
     is_number,
     is_tensor,
-    new_tensor,
     same_shape,
     value_of,
     widened,
 )
 
 NAME = "apply_fused_ema_adamw"
+OPERATOR = torch.ops.anyfuse.apply_fused_ema_adamw_.default
 STATES = ("var", "m", "v", "s")
 UNROUNDED = "a product is added unrounded (addcmul)"
 
@@ -480,37 +480,39 @@ def replace(graph: Graph, steps: list[Step], order: dict[AnyNode, int]) -> None:
     last = [node for node in graph.nodes if node.op == "placeholder" or node in inputs][-1]
     bases = [step.written[i] for i in range(len(STATES)) for step in steps]
     with graph.inserting_before(last.next):
+        # The code has computed the corrections already: the operator divides by those, for the same bits. Of step 0
+        # its own are 0, as those are that it is not given for being 0.
         named: dict[str, Any] = {
             "grad": [step.grad for step in steps],
-            "correction1": _correction(graph, numbers.correction1, bases[0]),
-            "correction2": _correction(graph, numbers.correction2, bases[0]),
-            "lr_tensor": numbers.lr.put(graph),
-            "weight_decay_tensor": numbers.weight_decay.put(graph),
+            "step": [filled(graph, bases[0], [1], 0, torch.int64)],
             "lr": numbers.lr.number,
-            "weight_decay": numbers.weight_decay.number,
             "ema_decay": numbers.ema_decay,
             "beta1": numbers.beta1,
             "beta2": numbers.beta2,
             "eps": numbers.eps,
             "adam_mode": numbers.mode,
+            "bias_correction": True,
+            "weight_decay": numbers.weight_decay.number,
+            "convention": "formula",
+            "lr_tensor": numbers.lr.put(graph),
+            "grad_scale": None,
+            "found_inf": None,
+            "maximize": False,
+            "stochastic_rounding": None,
+            "correction1": _correction(graph, numbers.correction1, bases[0]),
+            "correction2": _correction(graph, numbers.correction2, bases[0]),
+            "weight_decay_tensor": numbers.weight_decay.put(graph),
         }
-        new = functional_call(
-            graph,
-            _corrected_step.step,
-            named,
-            {name: bases[i * len(steps) : (i + 1) * len(steps)] for i, name in enumerate(STATES)},
-        )
+        states = {name: bases[i * len(steps) : (i + 1) * len(steps)] for i, name in enumerate(STATES)}
+        new = functional_call(graph, OPERATOR, named, states)
     values = [step.values[i] for i in range(len(STATES)) for step in steps]
     others = {user for step in steps for user in _others(step)}
     for base, value, result in zip(bases, values, new, strict=True):
         _use(value, base, result, others)
 
 
-def _correction(graph: Graph, product: Product, like: AnyNode) -> AnyNode | None:
-    """None stands for 1."""
-    if product.is_number() and product.number != 1:
-        return new_tensor(graph, like, (), torch.float64, product.number)
-    return product.put(graph)
+def _correction(graph: Graph, product: Product, like: AnyNode) -> AnyNode:
+    return product.put(graph) or filled(graph, like, [], product.number, torch.float64)
 
 
 def _use(value: AnyNode, base: AnyNode, result: AnyNode, others: set[AnyNode]) -> None:

@@ -133,22 +133,17 @@ def new_call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
     return node
 
 
-Written: TypeAlias = "dict[str, Node | list[Node] | None]"
-
-
-def functional_call(graph: torch.fx.Graph, target: Any, named: dict[str, Any], written: Written) -> list[Node]:
-    """A call of an operator that writes into tensors and lists of them, as the graph has it before inductor decides
-    what is written in place: the nodes of the new values, in the order of `written`."""
+def functional_call(
+    graph: torch.fx.Graph, target: Any, named: dict[str, Any], written: dict[str, list[Node]]
+) -> list[Node]:
+    """A call of an operator that writes into lists of tensors, as the graph has it before inductor decides what is
+    written in place: the nodes of the new values, in the order of `written`."""
     bases: list[Node] = []
     named = dict(named)
     for name, nodes in written.items():
-        if isinstance(nodes, list):
-            named[f"_{name}_length"] = len(nodes)
-            named |= {f"_{name}_{i}_base_index": len(bases) + i for i in range(len(nodes))}
-            bases += nodes
-        else:
-            named[f"_{name}_base_index"] = None if nodes is None else len(bases)
-            bases += [] if nodes is None else [nodes]
+        named[f"_{name}_length"] = len(nodes)
+        named |= {f"_{name}_{i}_base_index": len(bases) + i for i in range(len(nodes))}
+        bases += nodes
     functional = torch.ops.higher_order.auto_functionalized_v2
     call = graph.call_function(functional, (target,), {**named, "_all_bases": bases})
     mode = torch._guards.detect_fake_mode([value_of(node) for node in bases])
@@ -158,22 +153,19 @@ def functional_call(graph: torch.fx.Graph, target: Any, named: dict[str, Any], w
     return [new_call(graph, operator.getitem, call, i + 1) for i in range(len(bases))]
 
 
-def new_tensor(graph: torch.fx.Graph, like: Node, shape: Any, dtype: torch.dtype, filled: float | None = None) -> Node:
-    """A contiguous tensor on the device of another one, uninitialized or filled with a number. `shape` is the begin of
-    that one's, or its last size alone."""
-    last = value_of(like).shape[-1]
-    alone = len(shape) == 1 and shape[0] is last
-    sizes = [
-        size if isinstance(size, int) else new_call(graph, aten.sym_size.int, like, -1 if alone else i)
-        for i, size in enumerate(shape)
-    ]
-    target, more = (aten.empty.memory_format, ()) if filled is None else (aten.full.default, (filled,))
+def last_size(graph: torch.fx.Graph, node: Node) -> Node | int:
+    size = value_of(node).shape[-1]
+    return size if isinstance(size, int) else new_call(graph, aten.sym_size.int, node, -1)
+
+
+def filled(graph: torch.fx.Graph, like: Node, sizes: list[Any], value: float, dtype: torch.dtype) -> Node:
+    """A tensor on the device of another one, filled with a number."""
     named = {"dtype": dtype, "device": value_of(like).device}
-    node = graph.call_function(target, (sizes, *more), named)
+    node = graph.call_function(aten.full.default, (sizes, value), named)
     mode = torch._guards.detect_fake_mode([value_of(like)])
     assert mode is not None
     with mode:
-        node.meta["val"] = target(list(shape), *more, **named)
+        node.meta["val"] = aten.full.default(torch.fx.map_arg(sizes, value_of), value, **named)
     return node
 
 

@@ -193,16 +193,12 @@ def replace(graph: Graph, found: Matmul) -> None:
         )
         if found.view is not None:
             row_scale = new_call(graph, aten.reshape.default, row_scale, [-1])
+        given = rows, found.weight, scale, found.bias, row_scale
         if is_input(found.weight):
-            result = new_call(
-                graph, keeping.multiply, rows, found.weight, scale, found.bias, row_scale, found.transpose, found.dtype
-            )
+            result = new_call(graph, keeping.multiply, *given, found.transpose, found.dtype)
         else:
-            result = new_call(
-                graph, torch.ops.anyfuse.quant_matmul_dequant.default,
-                rows, found.weight, scale, found.bias, row_scale, None, "pertoken", found.transpose, [], found.dtype,
-                "formula",
-            )  # fmt: skip
+            options: tuple[object, ...] = None, "pertoken", found.transpose, [], found.dtype, "formula"
+            result = new_call(graph, torch.ops.anyfuse.quant_matmul_dequant.default, *given, *options)
         if found.view is not None:
             result = new_call(graph, aten.reshape.default, result, found.view)
     found.last.replace_all_uses_with(result)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Graph
 
-from . import _normed_codes
 from ._graph import (
     ADDS,
     DIVS,
@@ -19,12 +19,11 @@ from ._graph import (
     VIEWS,
     AnyNode,
     Refused,
-    Written,
     aten,
     constant,
     convert,
     dtype_of,
-    functional_call,
+    filled,
     hint,
     is_call,
     is_column,
@@ -34,8 +33,8 @@ from ._graph import (
     is_row_weight,
     is_tensor,
     is_zeros,
+    last_size,
     new_call,
-    new_tensor,
     over_last,
     same,
     same_shape,
@@ -44,8 +43,8 @@ from ._graph import (
 )  # fmt: skip
 
 NAME = "add_rms_norm_dynamic_quant"
+OPERATOR = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
 LARGEST = 127.0
-ARGUMENTS = ("x1", "x2", "gamma", "smooth_scale1", "smooth_scale2", "beta", "epsilon")
 THREAD_VALUES = 1 << 17  # twice what makes up for a call and for the fusions with the code around that are lost
 
 
@@ -494,44 +493,28 @@ def _put(
         x2: AnyNode = _given(norm.x2, sums, order[first])
         gamma = norm.gamma
         if gamma is None:
-            gamma = new_tensor(graph, x1, value_of(x1).shape[-1:], torch.float32, 1.0)
+            gamma = filled(graph, x1, [last_size(graph, x1)], 1.0, torch.float32)
         weights = [_as_accepted(graph, w, x1) for w in (gamma, *smooths, *[None] * (2 - len(smooths)), norm.beta)]
-        named = dict(zip(ARGUMENTS, (x1, x2, *weights, norm.epsilon), strict=True))
-        shape = value_of(x1).shape
-        written: Written = dict.fromkeys(("y1", "scale1", "y2", "scale2", "x"))
-        for i in range(1, len(smooths) + 1):
-            y = written[f"y{i}"] = new_tensor(graph, x1, shape, torch.int8)
-            written[f"scale{i}"] = new_tensor(graph, x1, shape[:-1], torch.float32)
-        if norm.total is not None:
-            written["x"] = new_tensor(graph, x1, shape, dtype_of(x1))
-        new = functional_call(graph, _normed_codes.call, named, written)
-        sizes: Any = y.args[0]
-    results = [(new[0], new[1]), (new[2], new[3])] if len(smooths) == 2 else [(new[0], new[1])]
+        two = len(smooths) == 2
+        call = new_call(graph, OPERATOR, x1, x2, *weights, norm.epsilon, True, two, "int8", "formula")
+        results = [
+            tuple(new_call(graph, operator.getitem, call, i) for i in places) for places in ((0, 3), (1, 4))[: 1 + two]
+        ]
+        x = new_call(graph, operator.getitem, call, 2)
     for quantization, other in found:
         codes, scale = results[smooths.index(other.smooth)]
         viewed = value_of(quantization.codes).dim() != value_of(codes).dim()
         if viewed:
             with graph.inserting_before(first):
-                codes = new_call(graph, aten.reshape.default, codes, [-1, sizes[-1]])
+                codes = new_call(graph, aten.reshape.default, codes, [-1, last_size(graph, codes)])
                 scale = new_call(graph, aten.reshape.default, scale, [-1])
         _use_scale(graph, quantization, scale)
         quantization.codes.replace_all_uses_with(codes)
     for _, other in found:
         if other.total is not None:
-            _use_sum(other.total, new[-1], order[first], order)
-            if dtype_of(other.total) == dtype_of(new[-1]):
-                sums[other.total] = new[-1], order[first]
-
-
-def drop_unused_sums(graph: Graph) -> None:
-    """Calls whose sum nobody takes do not store it."""
-    for node in graph.nodes:
-        if is_call(node, torch.ops.higher_order.auto_functionalized_v2) and node.args[0] is _normed_codes.call:
-            bases, place = node.kwargs["_all_bases"], node.kwargs["_x_base_index"]
-            if place is not None and all(user.args[1] != place + 1 for user in node.users):
-                node.kwargs = {**node.kwargs, "_x_base_index": None, "_all_bases": bases[:place]}
-                node.meta["val"] = value_of(node)[: place + 1]
-    graph.eliminate_dead_code()
+            _use_sum(other.total, x, order[first], order)
+            if dtype_of(other.total) == dtype_of(x):
+                sums[other.total] = x, order[first]
 
 
 def _given(node: AnyNode | None, sums: dict[AnyNode, tuple[AnyNode, int]], position: int) -> AnyNode | None:

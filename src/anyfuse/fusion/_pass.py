@@ -62,7 +62,6 @@ def _fuse_norms(graph: Graph, accept: frozenset[str], always: bool, order: dict[
         found = [match for match, also in zip(found, shared, strict=True) if not also]
     calls = _norm_quant.replace(graph, found, order)
     graph.eliminate_dead_code()
-    _norm_quant.drop_unused_sums(graph)
     left = set(graph.nodes)
     report = _report.current
     if calls:
