@@ -127,7 +127,8 @@ def run_on_gpu(call: Any) -> Any:
     """A call that goes to the kernels, not to the implementation for fake tensors. Of those the host can read what
     torch.tensor makes, alone."""
     module = import_module(type(call).__module__.replace("ops", "triton"))
-    return module.run(call._replace(step=[torch.tensor([2]) for _ in call.step]))
+    rates = {"lr_tensor": [torch.tensor([0.1])]} if isinstance(call.lr_tensor, list) else {}
+    return module.run(call._replace(step=[torch.tensor([2]) for _ in call.step], **rates))
 
 
 @pytest.mark.parametrize("make", optimizers.VARIANTS.values(), ids=optimizers.VARIANTS.keys())
