@@ -5,7 +5,8 @@
     text            right behind one of those: what it prints, exactly
     anything else   needs `<!-- file: NAME -->` before it, and is written to that file
 
-On a tutorial every block is run. On another page those behind `<!-- run -->` or `<!-- file: NAME -->`, and `python="all"` runs all of Python's.
+On a tutorial every block is run. On another page those behind `<!-- run -->` or `<!-- file: NAME -->`, and
+`python="all"` runs all of Python's.
 """
 
 from __future__ import annotations

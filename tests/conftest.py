@@ -29,6 +29,12 @@ def draws() -> int:
     return DRAWS
 
 
+@pytest.fixture(autouse=True)
+def natively() -> None:
+    """A test before may have used the reference, after which every call of the process goes by way of Python."""
+    _core.go_generally(os.environ.get("ANYFUSE_BACKEND") == "reference")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if longer.EXAMPLES:
         terminalreporter.write_line(f"ANYFUSE_PROPERTIES={longer.EXAMPLES} ANYFUSE_SEED={longer.SEED}")
@@ -52,7 +58,7 @@ def torch_npu(names: None) -> Any:
 
 @pytest.fixture
 def fused_ema_adamw(names: None) -> Any:
-    return importlib.import_module("mindspeed.core.optimizer.fused_ema_adamw").FusedEmaAdamW
+    return importlib.import_module("mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw").FusedEmaAdamW
 
 
 @pytest.fixture

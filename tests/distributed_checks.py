@@ -247,7 +247,7 @@ def grad_scaler(mesh: DeviceMesh, folder: Path) -> None:
                 for param, old in zip(model.parameters(), before, strict=True):
                     assert_bits(param, old, (name, "not left out", step))
         assert scaler.get_scale() == 2.0**8
-        assert {state["step"] for state in optimizer.state.values()} == {2}
+        assert {int(state["step"]) for state in optimizer.state.values()} == {2}
         for param, values in zip(model.parameters(), expected.values(), strict=True):
             assert_bits(full(param).view(-1), values, name)
 

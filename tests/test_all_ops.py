@@ -203,6 +203,58 @@ def test_operators_work_in_a_forked_child_after_the_parent_used_the_pool(spec: O
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+FORK_AFTER_TORCH = """
+import os, sys
+sys.path.insert(0, {tests!r})
+import torch, operators, anyfuse
+from anyfuse._bits import clone_with_storage
+
+torch.set_num_threads(2)
+spec = anyfuse._REGISTRY[{name!r}]
+given = clone_with_storage(list(spec.samples.edges())[-1].arguments)
+torch.ones(1 << 20).exp_()  # torch's threads, before anyfuse has used any
+child = os.fork()
+if child == 0:
+    operators.with_changed(spec, spec.function(**given), given)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_operators_work_in_a_forked_child_whose_parent_used_the_pool_through_torch(spec: OpSpec) -> None:
+    code = FORK_AFTER_TORCH.format(tests=str(Path(__file__).parent), name=spec.name)
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+SMALL_STACK = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+import torch, operators, anyfuse
+
+torch.set_num_threads(2)
+problems = []
+
+def work():
+    for spec in anyfuse._REGISTRY.values():
+        sample = list(spec.samples.edges())[-1]
+        operators.run(spec, sample.arguments)
+    problems.append(None)
+
+threading.stack_size(131072)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+sys.exit(0 if problems == [None] else 1)
+"""
+
+
+def test_operators_run_on_threads_with_small_stacks() -> None:
+    """Python's own frames and torch's need most of 128 KiB; what the kernels need is in tests/c/surroundings.c."""
+    code = SMALL_STACK.format(tests=str(Path(__file__).parent))
+    environment = {**os.environ, "OMP_STACKSIZE": "64K"}
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, env=environment).returncode == 0
+
+
 def test_unknown_backend_and_convention_are_refused() -> None:
     with (
         pytest.raises(ValueError, match="backend is 'cuda'; accepted: 'auto', 'native', 'reference'"),

@@ -13,7 +13,7 @@ import pytest
 from anyfuse import acl_config
 
 CLIENTS = Path(__file__).parent / "clients"
-NAMES = sorted(path.name for path in CLIENTS.iterdir() if path.is_dir())
+NAMES = sorted(path.parent.name for path in CLIENTS.glob("*/run.sh"))
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -513,7 +513,7 @@ def test_files_of_every_dtype(dtype: str, tmp_path: Path) -> None:
     raw = torch.arange(48 * kind.itemsize, dtype=torch.uint8)
     tensor = (raw % 2).view(torch.bool) if kind == torch.bool else raw.view(kind)
     folder = Folder(tmp_path)
-    folder.write({"a/b.bin": files.tensor_writer(tensor.view(6, 8).t())})
+    folder.write({"a/b.bin": files.tensor_writer(tensor.view(6, 8).t())}, "a/b.bin")
     assert sys.byteorder == "big" or (tmp_path / "a/b.bin").read_bytes() == bytes(
         tensor.view(6, 8).t().contiguous().view(torch.uint8).flatten().tolist()
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def test_fused_ema_adamw_follows_the_document(fused_ema_adamw: Any, use_num_upda
             decay = min(0.3, (1 + n) / (10 + n)) if use_num_updates else 0.3
             mine[i] = document(params[i].grad.double(), *mine[i], n, 0.1, decay, 0.2, int(adam_w_mode))
         optimizer.step()
-    assert torch.equal(optimizer.param_groups[0]["step"], torch.tensor([8])) and optimizer.num_updates == 8
+    assert torch.equal(optimizer.param_groups[0]["step"], torch.tensor([8]))
+    assert optimizer.num_updates == (8 if use_num_updates else -1)
     assert params[2] not in optimizer.state or not optimizer.state[params[2]]
     for param, values in zip(params, mine, strict=False):
         state = optimizer.state[param]
@@ -109,7 +111,92 @@ def test_case_o29_fused_ema_adamw_decay(fused_ema_adamw: Any) -> None:
         optimizer.step()
         average = decay * average + (1 - decay) * param.item()
         assert optimizer.state[param]["ema_params"].item() == pytest.approx(average, rel=1e-5)
-    assert optimizer.ema_decay == optimizer.param_groups[0]["ema_decay"] == 0.9999
+    assert optimizer.ema_decay == 0.9999
+
+
+@pytest.mark.parametrize("way", ["attribute", "num_updates", "use_num_updates"])
+def test_the_attributes_are_the_truth(fused_ema_adamw: Any, way: str) -> None:
+    """MindSpeed's wrapper of Megatron sets `ema_decay` on the finished optimizer; num_updates = -1 ends the ramp."""
+    param = torch.nn.Parameter(torch.zeros(2))
+    optimizer = fused_ema_adamw([param], lr=1.0, ema_decay=0.5, use_num_updates=way == "num_updates")
+    if way == "attribute":
+        optimizer.ema_decay = 0.0
+    if way == "num_updates":
+        optimizer.num_updates = -1
+    for _ in range(2):
+        before = optimizer.state[param]["ema_params"].clone() if optimizer.state[param] else param.detach().clone()
+        param.grad = torch.ones(2)
+        optimizer.step()
+        decay = 0.0 if way == "attribute" else 0.5
+        assert torch.equal(optimizer.state[param]["ema_params"], decay * before + (1 - decay) * param.detach())
+    assert optimizer.num_updates == -1
+
+
+def test_empty_groups_are_skipped(fused_ema_adamw: Any) -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = fused_ema_adamw([{"params": []}, {"params": [param]}])
+    param.grad = torch.ones(2)
+    optimizer.step()
+    assert not torch.equal(param.detach(), torch.ones(2))
+    assert "step" not in optimizer.param_groups[0] and torch.equal(optimizer.param_groups[1]["step"], torch.tensor([1]))
+    trained = param.detach().clone()
+    optimizer.store(optimizer.param_groups)
+    optimizer.copy_to()
+    optimizer.restore(optimizer.param_groups)
+    assert torch.equal(param.detach(), trained)
+
+
+def test_restore_takes_as_many_groups_as_there_are(fused_ema_adamw: Any) -> None:
+    first, second = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    optimizer = fused_ema_adamw([{"params": [first]}, {"params": [second]}])
+    optimizer.store(optimizer.param_groups)
+    with torch.no_grad():
+        first.zero_()
+        second.zero_()
+    optimizer.restore(optimizer.param_groups[:1])
+    assert torch.equal(first.detach(), torch.ones(2)) and torch.equal(second.detach(), torch.zeros(3))
+    with pytest.raises(RuntimeError, match="restore without store"):
+        optimizer.restore(optimizer.param_groups)
+
+
+def test_states_of_the_official_class_are_loaded(fused_ema_adamw: Any) -> None:
+    """Their groups have the keys of its defaults and "step", and no "ema_decay"."""
+    keys = {"lr", "bias_correction", "betas", "eps", "weight_decay", "amsgrad", "maximize", "params", "step"}
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = fused_ema_adamw([param], lr=1.0)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert keys <= saved["param_groups"][0].keys() and "ema_decay" not in saved["param_groups"][0]
+    official = {
+        "state": {0: {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2), "ema_params": torch.zeros(2)}},
+        "param_groups": [{key: saved["param_groups"][0][key] for key in keys} | {"step": torch.tensor([7])}],
+    }
+    optimizer.load_state_dict(official)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.num_updates == 8 and torch.equal(optimizer.param_groups[0]["step"], torch.tensor([8]))
+    average = torch.tensor(1 - 9 / 18) * param.detach()
+    torch.testing.assert_close(optimizer.state[param]["ema_params"], average, rtol=2**-23, atol=0)
+    assert torch.equal(official["param_groups"][0]["step"], torch.tensor([7]))
+
+
+@pytest.mark.parametrize(
+    "place", ["mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw", "mindspeed.optimizer.ema_adamw"]
+)
+def test_the_function_beside_the_optimizer(names: None, place: str) -> None:
+    module = importlib.import_module(place)
+    operator = importlib.import_module("mindspeed.ops.npu_apply_fused_ema_adamw").npu_apply_fused_ema_adamw
+    params = [torch.nn.Parameter(torch.full((size,), 2.0)) for size in (3, 5)]
+    mine = [[torch.full((p.numel(),), 0.5), p.detach().clone(), *torch.zeros(3, p.numel())] for p in params]
+    lists = [params, *([torch.zeros(3), torch.zeros(5)] for _ in range(3))]
+    numbers = (0.1, 0.9, 0.9, 0.999, 1e-8, 1, True, 0.01)
+    module.fused_ema_adamw([torch.full((3,), 0.5), torch.full((5,), 0.5)], *lists, torch.tensor([1]), *numbers)
+    for i, tensors in enumerate(mine):
+        operator(*tensors, torch.tensor([1]), *numbers)
+        for one, other in zip(tensors[1:], lists, strict=True):
+            assert torch.equal(one, other[i])
+    assert issubclass(module.FusedEmaAdamW, torch.optim.Optimizer)
 
 
 def test_fused_ema_adamw_errors(fused_ema_adamw: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -131,6 +134,84 @@ def test_create_hash_optimizer_validates(create_hash_optimizer: Any, arguments: 
     bounds = {"learning_rate": 10.0, "beta2": 1.0, "epsilon": 1.0, "name": "n" * 200}
     assert create_hash_optimizer(**bounds).get_name() == "n" * 200
     assert create_hash_optimizer(learning_rate=torch.tensor(0.5)).get_slot_names() == ["m", "v"]
+
+
+class Eager:
+    """A number as TensorFlow's tensors and variables hold it: `numpy` gives an array or a scalar of NumPy."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def numpy(self) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        np.float32(0.5),
+        np.array([0.5]),
+        np.array(0.5, np.float16),
+        np.int64(1),
+        torch.tensor([0.5]),
+        torch.tensor(0.5, requires_grad=True),
+        torch.nn.Parameter(torch.tensor(0.5, dtype=torch.bfloat16)),
+        Eager(np.float32(0.5)),
+        Eager(np.array([0.5], np.float32)),
+    ],
+)
+def test_learning_rates_of_other_libraries(create_hash_optimizer: Any, rate: Any) -> None:
+    number = 1.0 if isinstance(rate, np.int64) else 0.5
+    tables = []
+    for given in (rate, number):
+        tables.append(torch.ones(3, 8))
+        optimizer = create_hash_optimizer(learning_rate=given, beta1=np.float64(0.9), use_fusion_optim=True)
+        optimizer.apply_gradients([(sparse([1], torch.ones(1, 8)), tables[-1])])
+    assert torch.equal(*tables) and not torch.equal(tables[0], torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("rate", [np.float32(11), np.ones(2), Eager(np.float32(-1)), Eager("x"), np.bool_(True), True])
+def test_learning_rates_out_of_range(create_hash_optimizer: Any, rate: Any) -> None:
+    with pytest.raises(ValueError, match=r"learning_rate is .*accepted: 0 to 10"):
+        create_hash_optimizer(learning_rate=rate)
+
+
+def test_learning_rates_that_change_are_read_at_each_step(create_hash_optimizer: Any) -> None:
+    rate, table = Eager(np.float32(0.0)), torch.ones(3, 8)
+    optimizer = create_hash_optimizer(learning_rate=rate)
+    optimizer.apply_gradients([(sparse([1], torch.ones(1, 8)), table)])
+    assert torch.equal(table, torch.ones(3, 8))
+    rate.value = np.float32(0.1)
+    optimizer.apply_gradients([(sparse([1], torch.ones(1, 8)), table)])
+    assert not torch.equal(table, torch.ones(3, 8))
+
+
+def test_the_class_takes_arguments_in_the_official_order(names: None) -> None:
+    cls = importlib.import_module("mx_rec.optimizers.lazy_adam").CustomizedLazyAdam
+    optimizer = cls(0.001, 0.9, 0.999, 1e-8, False, "Lazy", True)
+    assert optimizer.get_name() == "Lazy" and optimizer.use_fusion_optim
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_numbers_are_rec_sdks_unless_the_variable_says_otherwise(fused: bool) -> None:
+    """1 - beta in fp32 with moments that are not small, on both ways; ANYFUSE_CONVENTION is read at the start."""
+    script = (
+        "import torch, anyfuse.compat.mx_rec as r\n"
+        f"o, t = r.create_hash_optimizer(use_fusion_optim={fused}), torch.ones(3, 8)\n"
+        "g = torch.sparse_coo_tensor([[1]], torch.full((1, 8), 15.0), (3, 8))\n"
+        "o.apply_gradients([(g, t)])\n"
+        "print(o.get_slot(t, 'm')[1, 0].item(), o.get_slot(t, 'v')[1, 0].item())\n"
+    )
+    one = np.float32(1)
+    fp32 = one - np.float32(0.9), one - np.float32(0.999)
+    rounded_once = np.float32(1 - 0.9), np.float32(1 - 0.999)
+    assert fp32 != rounded_once
+    for convention, (rest1, rest2) in ((None, fp32), ("device", fp32), ("formula", rounded_once)):
+        environment = {key: value for key, value in os.environ.items() if key != "ANYFUSE_CONVENTION"}
+        environment |= {"ANYFUSE_CONVENTION": convention} if convention else {}
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+        expected = np.float32(15) * rest1, np.float32(225) * rest2
+        assert tuple(map(float, result.stdout.split())) == tuple(map(float, expected)), result.stderr
 
 
 class TensorFlow(ModuleType):

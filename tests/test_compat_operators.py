@@ -34,6 +34,13 @@ def test_official_signatures(torch_npu: Any, fused_ema_adamw: Any, create_hash_o
         "(grad, var, m, v, s, step, lr=0.001, ema_decay=0.9999, beta1=0.9, beta2=0.999, eps=1e-08, mode=1, "
         "bias_correction=True, weight_decay=0.0)"
     )
+    for name in ("npu_format_cast", "npu_format_cast_"):
+        assert parameters(getattr(torch_npu, name)) == "(self, acl_format)"
+    assert parameters(torch_npu.npu_dynamic_quant) == "(input, *, smooth_scales=None, group_index=None, dst_type=None)"
+    assert parameters(torch_npu.npu_quantize) == "(self, scales, zero_points, dtype, axis=1, div_mode=True)"
+    assert parameters(torch_npu.npu_rms_norm) == "(self, gamma, epsilon=1e-06)"
+    assert parameters(torch_npu.npu_add_rms_norm) == "(x1, x2, gamma, epsilon=1e-06)"
+    assert parameters(torch_npu.npu_swiglu) == "(self, dim=-1)"
     assert parameters(fused_ema_adamw) == (
         "(params, lr=0.001, eps=1e-08, betas=(0.9, 0.999), weight_decay=0.01, ema_decay=0.9999, amsgrad=False, *, "
         "maximize=False, use_num_updates=True, bias_correction=True, adam_w_mode=True, set_grad_none=True)"
@@ -54,6 +61,16 @@ def test_add_rms_norm_absent_outputs_have_no_dimension(torch_npu: Any) -> None:
     assert y2.shape == scale2.shape == () and y2.dtype == torch.int8 and scale2.dtype == torch.float32
     masked = torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES, output_mask=[False, True])
     assert masked[0].shape == masked[3].shape == ()
+    for numbers in ([0, 1], (0, 1)):
+        assert all(
+            map(
+                torch.equal,
+                torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES, output_mask=numbers)[1:3],
+                masked[1:3],
+            )
+        )
+    with pytest.raises(RuntimeError, match="output_mask is"):
+        torch_npu.npu_add_rms_norm_dynamic_quant(X1, X2, ONES, output_mask=[0, 2])
     assert torch.equal(masked[1], y1) and torch.equal(masked[4], scale1)
     both = torch_npu.npu_add_rms_norm_dynamic_quant(
         X1, X2, ONES, smooth_scale1=ONES, smooth_scale2=ONES, output_mask=[]
@@ -124,6 +141,9 @@ def test_quant_matmul_dequant(torch_npu: Any) -> None:
     assert torch.equal(out[0, :2], torch.tensor([-0.11810303, 192.25]).half())  # E1 of test_quant_matmul_dequant.py
     fixed = torch_npu.npu_quant_matmul_dequant(x, weight, scale, x_scale=torch.tensor([0.01]), quant_mode="pertensor")
     assert torch.equal(fixed[0, :2], torch.tensor([0.23498535, 145.625]).half())  # E2
+    turned = torch_npu.npu_quant_matmul_dequant(x, weight, scale, x_scale=-torch.ones(1), quant_mode="pertensor")
+    codes = (x[0] / -1).round().clamp(-128, 127).float()
+    assert torch.equal(turned[0], (codes @ weight.float().T * scale * -1.0).half()) and turned[0, 1] > 0
     for wrong, says in (
         ({"x": x[0]}, "x has 1 dimensions"),
         ({"x_offset": scale}, "x_offset is given"),

@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_process_life import largest_file
 from typer.testing import CliRunner
 
 import anyfuse
-from anyfuse.demo import study
+from anyfuse.demo import picture, study
 from anyfuse.demo.inference import W8A8, QuantizedNorm, generate
 from anyfuse.demo.model import FLOAT, Config, Model, loss, rotate, rotations
 from anyfuse.demo.text import Vocabulary, build_vocabulary, corpus
@@ -285,6 +286,20 @@ def test_missed_figure_and_missing_matplotlib(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]
     for word in ("torch AdamW", "EMA weights", "8-bit", "quantized norm", "✗ W8A8", "✓ quantized norm"):
         assert word in result.stdout
+
+
+@pytest.mark.parametrize("name", ["demo.json", "demo.png"])
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_after_all_the_work_keeps_the_good_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "demo.json":
+        monkeypatch.setattr(picture, "draw", lambda *_: None)
+    (tmp_path / name).write_text("good")
+    with largest_file(1000):
+        result = run(tmp_path)
+    assert isinstance(result.exception, OSError) and name in str(result.exception), result.output
+    assert (tmp_path / name).read_text() == "good" and len(list(tmp_path.iterdir())) == 1
 
 
 def test_nan_is_a_missed_figure() -> None:

@@ -85,9 +85,9 @@ def test_only_the_low_32_bits_count() -> None:
 
 
 def test_int64_scale_errors() -> None:
-    with pytest.raises(TypeError, match=r"weight_scale is torch.float16; accepted: a float32 tensor"):
+    with pytest.raises(TypeError, match=r"weight_scale is a tensor of float16; accepted: a float32 tensor"):
         pack_scale_int64(torch.ones(2, dtype=torch.float16))
-    with pytest.raises(TypeError, match=r"packed is torch.float32; accepted: an int64 tensor"):
+    with pytest.raises(TypeError, match=r"packed is a tensor of float32; accepted: an int64 tensor"):
         unpack_scale_int64(torch.ones(2))
 
 

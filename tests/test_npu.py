@@ -34,8 +34,10 @@ def on_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     for name in anyfuse._REGISTRY:
         module = importlib.import_module(f"anyfuse.ops.{name}")
-        overload = getattr(torch.ops.anyfuse, module.SCHEMA.partition("(")[0]).default
-        monkeypatch.setattr(module, "_op", partial(overload.redispatch, keys))
+        packet = getattr(torch.ops.anyfuse, anyfuse._REGISTRY[name].function.__name__)
+        for caller in {"_op", "product", "_list", "_one"} & vars(module).keys():
+            overload = packet.one if caller == "_one" else packet.default
+            monkeypatch.setattr(module, caller, partial(overload.redispatch, keys))
 
 
 @pytest.fixture
@@ -131,5 +133,5 @@ def test_npu_tensors_go_to_mindspeeds_adamw(real: Any) -> None:
 
 def test_operators_without_a_name_in_torch_npu_say_so(on_npu: None) -> None:
     one = torch.ones(1, 8)
-    with pytest.raises(NotImplementedError, match="lazy_adam_: torch_npu has no such operator"):
+    with pytest.raises(NotImplementedError, match="lazy_adam: torch_npu has no such operator"):
         anyfuse.lazy_adam_(one, torch.zeros(1).int(), one, one, one, 0.1)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 import anyfuse
 from anyfuse.ops import lazy_adam as op
 from anyfuse.optim import LazyAdam
-from anyfuse.optim import lazy_adam as module
 
 ROOT = Path(__file__).parent.parent
 MODES: dict[str, dict[str, Any]] = {
@@ -156,7 +154,7 @@ def test_case_o43_rows_that_are_first_seen_late(mode: str, first: float, third: 
         for _ in range(2):
             named(weight, [0], 1.0)
             optimizer.step()
-        optimizer.state[weight]["step"] = now - 1
+        optimizer.state[weight]["step"].fill_(now - 1)
         named(weight, [1], 1.0)
         optimizer.step()
         assert column(weight)[1] == pytest.approx(-0.1 * expected, rel=1e-4)  # the values have five digits
@@ -247,7 +245,7 @@ def test_case_o45_caught_up_rows_are_where_dense_adamw_has_them(
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
         p = p - 1e-3 * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
         if t in gradients:
-            optimizer.state[weight]["step"] = t - 1  # the steps between name no row
+            optimizer.state[weight]["step"].fill_(t - 1)  # the steps between name no row
             ids = torch.arange(1 if t <= 3 else 0, 4)
             optimizer.step(rows={weight: (ids, g[ids].float())})
     torch.testing.assert_close(weight.detach().double(), p, rtol=1e-5, atol=1e-6)
@@ -334,7 +332,7 @@ def test_native_equals_reference_for_tables_of_any_width(mode: str, dtype: torch
         params = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
         params.append(nn.Parameter(torch.randn(6, 8, generator=generator).to(dtype).t()))
         optimizer = LazyAdam(params, lr=0.1, stochastic_rounding=True, **MODES[mode])
-        with anyfuse.backend(backend), mock.patch.object(module, "_native", wraps=module._native) as native:
+        with anyfuse.backend(backend):
             for step in range(4):
                 for number, param in enumerate(params):
                     named_rows = param.dim() > 0 and (number + step) % 3 != 0
@@ -345,7 +343,6 @@ def test_native_equals_reference_for_tables_of_any_width(mode: str, dtype: torch
                     else:
                         param.grad = torch.randn(param.shape, generator=generator).to(dtype)
                 optimizer.step()
-        assert native.call_count == (4 if backend == "native" else 0)
         results.append((params, snapshot(optimizer)))
     assert equal(results[0][0], results[1][0]) and same(results[0][1], results[1][1])
 
@@ -620,7 +617,8 @@ for options in ({{"decay_mode": "catch_up", "weight_decay": 0.1}}, {{"bias_corre
         forbid_all_but(table, named)
     weight = nn.Parameter(tables[0])
     optimizer = anyfuse.optim.LazyAdam([weight], **options)
-    optimizer.state[weight] = {{"step": 0, "exp_avg": tables[1], "exp_avg_sq": tables[2], "row_step": counts}}
+    moments = {{"exp_avg": tables[1], "exp_avg_sq": tables[2]}}
+    optimizer.state[weight] = {{"step": torch.tensor(0), **moments, "row_step": counts}}
     for step in range(3):
         ids = torch.tensor([named[:: step + 1]])
         values = torch.ones(ids.numel(), dim)

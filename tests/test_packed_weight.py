@@ -142,13 +142,13 @@ def test_saved_tensors_that_do_not_fit_are_refused() -> None:
 def test_errors_of_packing() -> None:
     weight = int8(20, 33)
     bad: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-        ((weight.float(),), {}, TypeError, "weight is a tensor of torch.float32; accepted: an int8 tensor"),
+        ((weight.float(),), {}, TypeError, "weight is a tensor of float32; accepted: an int8 tensor"),
         (([1],), {}, TypeError, "weight is a list"),
         ((weight[0],), {}, ValueError, "weight has shape (33,)"),
         ((weight,), {"layout": "fractal"}, ValueError, "layout is 'fractal'; accepted: 'nd', 'nz'"),
         ((weight,), {"layout": "nz"}, ValueError, "weight has shape (20, 33); accepted: (_, _, 16, 32)"),
         ((weight, torch.ones(33)), {}, ValueError, "weight_scale has shape (33,); accepted: (20,)"),
-        ((weight, torch.ones(20).half()), {}, TypeError, "weight_scale is a tensor of torch.float16"),
+        ((weight, torch.ones(20).half()), {}, TypeError, "weight_scale is a tensor of float16"),
         ((weight, torch.ones(1, 20)), {}, ValueError, "weight_scale has shape (1, 20)"),
         ((weight,), {"shape": (33, 20)}, ValueError, "shape is (33, 20); accepted: (20, 33)"),
         ((weight[None, None],), {}, ValueError, "weight has shape (1, 1, 20, 33); accepted: 2 dimensions; for groups"),

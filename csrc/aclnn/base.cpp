@@ -1,6 +1,7 @@
 // Element types, float16, data buffers, tensor descriptions, and the log line.
 #include <strings.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -80,14 +81,11 @@ float float_of_bits(uint32_t bits) {
 }
 
 int log_threshold() {
-  static const int threshold = [] {
-    const char *value = std::getenv("ANYFUSE_ACL_LOG");
-    constexpr const char *kLevels[] = {"debug", "info", "warning", "error"};
-    for (int level = 0; value != nullptr && level < 4; ++level)
-      if (strcasecmp(value, kLevels[level]) == 0) return level;
-    return 4;
-  }();
-  return threshold;
+  const char *value = std::getenv("ANYFUSE_ACL_LOG");
+  constexpr const char *kLevels[] = {"debug", "info", "warning", "error"};
+  for (int level = 0; value != nullptr && level < 4; ++level)
+    if (strcasecmp(value, kLevels[level]) == 0) return level;
+  return 4;
 }
 
 }  // namespace
@@ -123,9 +121,10 @@ aclFloat16 aclFloatToFloat16(float value) {
   const aclFloat16 sign = static_cast<aclFloat16>(bits >> 16 & 0x8000);
   if (magnitude > 0x7F800000) return sign | 0x7E00;
   if (magnitude >= 0x47800000) return sign | 0x7C00;  // 65536 and more
-  if (magnitude < 0x38800000) {                       // below 2^-14: the addition rounds to a multiple of 2^-24
-    const float aligned = float_of_bits(magnitude) + 0.5f;
-    return static_cast<aclFloat16>(sign | (bits_of_float(aligned) - 0x3F000000));
+  if (magnitude < 0x38800000) {                       // below 2^-14: a multiple of 2^-24
+    const uint32_t dropped = std::min(126 - (magnitude >> 23), 25u), mantissa = (magnitude & 0x7FFFFF) | 0x800000;
+    const uint32_t half = (1u << (dropped - 1)) - 1 + (mantissa >> dropped & 1);
+    return static_cast<aclFloat16>(sign | (mantissa + half) >> dropped);
   }
   // A carry out of the mantissa goes into the exponent, as it should, up to infinity.
   const uint32_t rounded = magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1);
@@ -173,6 +172,10 @@ aclTensorDesc *aclCreateTensorDesc(aclDataType dataType, int numDims, const int6
          static_cast<const void *>(dims));
     return nullptr;
   }
+  if (!fit_memory(dims, static_cast<uint64_t>(numDims))) {
+    fail(ACL_ERROR_INVALID_PARAM, "aclCreateTensorDesc: dims has more elements than memory can hold");
+    return nullptr;
+  }
   auto desc = std::make_shared<TensorDesc>(TensorDesc{dataType, format, {}, {}});
   if (numDims > 0) desc->dims.assign(dims, dims + numDims);
   return static_cast<aclTensorDesc *>(table<TensorDesc>().add(std::move(desc)));
@@ -193,8 +196,9 @@ aclFormat aclGetTensorDescFormat(const aclTensorDesc *desc) {
 size_t aclGetTensorDescElementCount(const aclTensorDesc *desc) {
   const auto found = table<TensorDesc>().find(desc);
   if (found == nullptr) return 0;
-  const int64_t count = product(found->dims);
-  return count < 0 ? 0 : static_cast<size_t>(count);
+  size_t count = 1;
+  for (int64_t size : found->dims) count *= static_cast<size_t>(std::max<int64_t>(size, 0));  // below 0: not known
+  return count;
 }
 
 size_t aclGetTensorDescSize(const aclTensorDesc *desc) {

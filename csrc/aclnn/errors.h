@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "aclnn/aclnn_base.h"
-#include "anyfuse.h"
+#include "anyfuse_internal.h"
 
 namespace anyfuse::acl {
 
@@ -12,6 +12,12 @@ __attribute__((format(printf, 2, 3))) int32_t fail(int32_t code, const char *for
 
 // The code of the two-phase calls for a status of the library below; `what` begins the message.
 aclnnStatus from_core(anyfuse_status status, const char *what);
+
+// A check or a computation with floating-point numbers, in the mode that the operators compute in.
+template <typename Function>
+int32_t in_default_mode(Function function) {
+  return anyfuse_in_default_mode([](void *f) -> int32_t { return (*static_cast<Function *>(f))(); }, &function);
+}
 
 }  // namespace anyfuse::acl
 

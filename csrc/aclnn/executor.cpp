@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "aclnn/aclnn_base.h"
+#include "anyfuse_internal.h"
 #include "views.h"
 
 namespace anyfuse::acl {
@@ -19,15 +20,17 @@ aclnnStatus check_sharing(const char *op, const std::vector<Argument> &arguments
   for (size_t i = 0; i < arguments.size(); ++i) {
     const Argument &written = arguments[i];
     if (!takes_part(written) || written.role == Role::input) continue;
-    if (repeats_itself(written.tensor))
-      return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has elements that share memory (strides %s)", op, written.name,
-                  text_of(written.tensor.strides).c_str());
+    if (const int32_t found = overlap_itself(written.tensor))
+      return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has elements that %s memory (strides %s)", op, written.name,
+                  found == ANYFUSE_OVERLAP ? "share" : "may share", text_of(written.tensor.strides).c_str());
     for (size_t j = 0; j < arguments.size(); ++j) {
       const Argument &other = arguments[j];
       if (i == j || !takes_part(other)) continue;
       const bool harmless = written.role == Role::output && other.role == Role::input;
-      if (!harmless && (other.role == Role::input || i < j) && share_an_element(written.tensor, other.tensor))
-        return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s shares memory with %s", op, written.name, other.name);
+      if (harmless || (other.role != Role::input && i > j)) continue;
+      if (const int32_t found = overlap(written.tensor, other.tensor))
+        return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s %s memory with %s", op, written.name,
+                    found == ANYFUSE_OVERLAP ? "shares" : "may share", other.name);
     }
   }
   return ACLNN_SUCCESS;
@@ -107,7 +110,7 @@ aclnnStatus execute(const Work &work) {
     }
   }
   void *scratch = work.executor->scratch > 0 ? work.workspace + work.plan.scratch_at : nullptr;
-  ANYFUSE_TRY(work.executor->compute(pointers, scratch));
+  ANYFUSE_TRY(in_default_mode([&] { return work.executor->compute(pointers, scratch); }));
   for (size_t i = 0; i < work.arguments.size(); ++i)
     if (work.plan.copy_at[i] >= 0 && work.arguments[i].role != Role::input)
       scatter(pointers[i], work.arguments[i].tensor);

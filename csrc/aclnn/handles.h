@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "process.h"
+
 namespace anyfuse::acl {
 
 static_assert(sizeof(void *) == 8, "handles need 64-bit pointers");
@@ -101,7 +103,7 @@ class Table {
  private:
   struct Slot {
     std::shared_ptr<T> object;
-    uint64_t generation = 0;
+    uint64_t generation = forks() << 20;  // so that no handle of a parent is alive in a child of fork
   };
 
   Slot *look_up(const void *handle) {
@@ -123,11 +125,10 @@ class Table {
   std::vector<uint64_t> free_;
 };
 
-// The table of a type. It is never torn down: handles may be destroyed by a program's own exit handlers.
+// The table of a type.
 template <typename T>
 Table<T> &table() {
-  static Table<T> &instance = *new Table<T>;
-  return instance;
+  return process_wide<Table<T>>();
 }
 
 }  // namespace anyfuse::acl

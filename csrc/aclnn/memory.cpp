@@ -27,10 +27,7 @@ struct Memory {
   std::map<uintptr_t, Allocation> allocations;
 };
 
-Memory &memory() {
-  static Memory &instance = *new Memory;
-  return instance;
-}
+Memory &memory() { return process_wide<Memory>(); }
 
 size_t page_of(aclrtMemMallocPolicy policy) {
   switch (policy & 0xFF) {

@@ -1,9 +1,8 @@
 #include "products.h"
 
-#include <strings.h>
+#include <regex.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -15,12 +14,16 @@ namespace {
 
 #define OPERATOR(function, product)
 #define RULE(function, product, kind, argument, ...)
-#define PRODUCT(name) name,
-constexpr const char *kProducts[] = {
+#define PRODUCT(name, names) {name, names},
+struct Product {
+  const char *name, *names;  // and a pattern of what it and its chips are called
+};
+
+constexpr Product kProducts[] = {
 #include "products.inc"
 };
 #undef PRODUCT
-#define PRODUCT(name)
+#define PRODUCT(name, names)
 
 struct Available {
   const char *function, *product;
@@ -48,14 +51,13 @@ bool same(const char *a, const char *b) { return std::strcmp(a, b) == 0; }
 }  // namespace
 
 const char *product_of(const char *text) {
-  for (const char *name : kProducts) {
-    const size_t length = std::strlen(name);
-    if (strncasecmp(text, name, length) != 0) continue;
-    const std::string ending = text + length;
-    const bool of_a_chip = std::all_of(ending.begin(), ending.end(), [](unsigned char letter) {
-      return std::isalnum(letter) != 0 || letter == '_' || letter == '-';
-    });
-    if (ending.empty() || (of_a_chip && !same(name, kAnyProduct))) return name;
+  for (const Product &product : kProducts) {
+    regex_t pattern;
+    const std::string whole = "^(" + std::string(product.names) + ")$";
+    if (regcomp(&pattern, whole.c_str(), REG_EXTENDED | REG_ICASE | REG_NOSUB) != 0) continue;
+    const bool named = regexec(&pattern, text, 0, nullptr, 0) == 0;
+    regfree(&pattern);
+    if (named) return product.name;
   }
   return nullptr;
 }
@@ -63,7 +65,7 @@ const char *product_of(const char *text) {
 const char *product_names() {
   static const std::string &names = *[] {
     auto *text = new std::string;
-    for (const char *name : kProducts) *text += (text->empty() ? "" : ", ") + std::string(name);
+    for (const Product &product : kProducts) *text += (text->empty() ? "" : ", ") + std::string(product.name);
     return text;
   }();
   return names.c_str();

@@ -23,11 +23,7 @@ struct State {
   aclrtContext default_context = nullptr;
 };
 
-// Never torn down, like the tables: calls may come from exit handlers.
-State &state() {
-  static State &instance = *new State;
-  return instance;
-}
+State &state() { return process_wide<State>(); }
 
 thread_local aclrtContext thread_context = nullptr;
 
@@ -114,7 +110,9 @@ aclError require_initialized(const char *function) {
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (s.initialized) return ACL_SUCCESS;
   return fail(ACL_ERROR_UNINITIALIZE, "%s: %s", function,
-              s.finalized ? "called after aclFinalize" : "called before aclInit");
+              s.finalized    ? "called after aclFinalize"
+              : forks() == 0 ? "called before aclInit"
+                             : "called before aclInit; a child of fork begins anew, with its own aclInit and handles");
 }
 
 aclrtContext current_context() { return table<Context>().find(thread_context) == nullptr ? nullptr : thread_context; }

@@ -75,12 +75,14 @@ aclError create_event(const char *function, aclrtEvent *event) {
   return ACL_SUCCESS;
 }
 
-aclError destroy_stream(const char *function, aclrtStream handle) {
+// `wait`: what the stream still has to do is done before it ends, and not dropped.
+aclError destroy_stream(const char *function, aclrtStream handle, bool wait) {
   ANYFUSE_TRY(require_context(function));
   const std::shared_ptr<Stream> stream = table<Stream>().take(handle);
   if (stream == nullptr) return fail(ACL_ERROR_RT_INVALID_HANDLE, "%s: stream is not a living stream", function);
+  const aclError error = wait ? synchronize(function, stream, -1) : ACL_SUCCESS;
   drop_tasks(stream);
-  return ACL_SUCCESS;
+  return error;
 }
 
 aclError synchronize_device(const char *function, int32_t timeout) {
@@ -89,10 +91,14 @@ aclError synchronize_device(const char *function, int32_t timeout) {
   return ACL_SUCCESS;
 }
 
+struct DefaultStreams {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Stream>> known;
+};
+
 // The default stream of a context is made when it is first used; it is found by its context.
 std::shared_ptr<Stream> default_stream() {
-  static std::mutex &mutex = *new std::mutex;
-  static std::vector<std::weak_ptr<Stream>> &known = *new std::vector<std::weak_ptr<Stream>>;
+  auto &[mutex, known] = process_wide<DefaultStreams>();
   const std::lock_guard<std::mutex> lock(mutex);
   const aclrtContext context = current_context();
   std::vector<std::weak_ptr<Stream>> living;
@@ -214,9 +220,11 @@ aclError aclrtCreateStreamWithConfig(aclrtStream *stream, uint32_t, uint32_t) {
   return create_stream("aclrtCreateStreamWithConfig", stream);
 }
 
-aclError aclrtDestroyStream(aclrtStream stream) { return destroy_stream("aclrtDestroyStream", stream); }
+aclError aclrtDestroyStream(aclrtStream stream) { return destroy_stream("aclrtDestroyStream", stream, true); }
 
-aclError aclrtDestroyStreamForce(aclrtStream stream) { return destroy_stream("aclrtDestroyStreamForce", stream); }
+aclError aclrtDestroyStreamForce(aclrtStream stream) {
+  return destroy_stream("aclrtDestroyStreamForce", stream, false);
+}
 
 aclError aclrtSynchronizeStream(aclrtStream stream) {
   std::shared_ptr<Stream> found;

@@ -57,14 +57,13 @@ aclnnStatus check_dims(const char *function, const char *name, const int64_t *di
   if (count > kMaxRank || (count > 0 && dims == nullptr))
     return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has %llu entries%s; accepted: 0 to 25", function, name,
                 static_cast<unsigned long long>(count), dims == nullptr ? " and is null" : "");
-  int64_t elements = 1;
   for (uint64_t i = 0; i < count; ++i) {
     if (dims[i] < 0)
       return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s[%d] is %lld; accepted: 0 or more", function, name,
                   static_cast<int>(i), static_cast<long long>(dims[i]));
-    if (__builtin_mul_overflow(elements, std::max<int64_t>(dims[i], 1), &elements) || elements > INT64_MAX / 128)
-      return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has more elements than memory can hold", function, name);
   }
+  if (!fit_memory(dims, count))
+    return fail(ACLNN_ERR_PARAM_INVALID, "%s: %s has more elements than memory can hold", function, name);
   return ACLNN_SUCCESS;
 }
 
@@ -113,7 +112,7 @@ New operator_new_of_process() {
 }
 
 int64_t *array_for_caller(const std::vector<int64_t> &values) {
-  static const New process_new = operator_new_of_process();
+  const New process_new = operator_new_of_process();
   const size_t bytes = std::max<size_t>(values.size(), 1) * sizeof(int64_t);
   void *memory = process_new != nullptr ? process_new(bytes) : std::malloc(bytes);
   if (memory != nullptr && !values.empty()) std::memcpy(memory, values.data(), values.size() * sizeof(int64_t));
@@ -195,6 +194,14 @@ aclnnStatus destroy_list(const char *function, const void *handle) {
 }
 
 }  // namespace
+
+bool fit_memory(const int64_t *dims, uint64_t count) {
+  int64_t elements = 1;
+  for (uint64_t i = 0; i < count; ++i)
+    if (__builtin_mul_overflow(elements, std::max<int64_t>(dims[i], 1), &elements) || elements > INT64_MAX / 128)
+      return false;
+  return true;
+}
 
 int64_t product(const std::vector<int64_t> &dims) {
   int64_t elements = 1;

@@ -42,5 +42,7 @@ const char *name_of(aclDataType dtype);
 const char *name_of(aclFormat format);
 std::string text_of(const std::vector<int64_t> &dims);
 int64_t product(const std::vector<int64_t> &dims);
+// Whether the product of the dims above 1, in bits of the widest type, is a number of this machine.
+bool fit_memory(const int64_t *dims, uint64_t count);
 
 }  // namespace anyfuse::acl

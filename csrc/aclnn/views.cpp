@@ -1,7 +1,8 @@
 #include "views.h"
 
-#include <algorithm>
 #include <cstring>
+
+#include "anyfuse_internal.h"
 
 namespace anyfuse::acl {
 namespace {
@@ -98,20 +99,22 @@ void move_view(const Tensor &tensor, char *packed, bool to_packed) {
   });
 }
 
-// The address of every element in units of four bits, sorted.
-std::vector<uint64_t> cells(const Tensor &tensor) {
-  std::vector<uint64_t> all;
-  all.reserve(static_cast<size_t>(tensor.numel()));
-  const uint64_t base = reinterpret_cast<uint64_t>(tensor.data) * 2;
-  const uint64_t size = static_cast<uint64_t>(bits_of(tensor.dtype)) / 4;
-  const Inner inner = inner_of(tensor);
-  for_each_row(tensor, [&](int64_t element) {
-    for (int64_t i = 0; i < inner.count; ++i)
-      all.push_back(base + static_cast<uint64_t>(element + i * inner.stride) * size);
-  });
-  std::sort(all.begin(), all.end());
-  return all;
-}
+// A tensor as the core's arithmetic takes it; one in blocks fills its storage.
+struct View {
+  explicit View(const Tensor &t)
+      : elements(product(t.storage)),
+        view{t.data,
+             t.offset,
+             t.is_blocked() ? &elements : t.shape.data(),
+             t.is_blocked() ? &one : t.strides.data(),
+             t.is_blocked() ? 1 : static_cast<int32_t>(t.rank()),
+             static_cast<int32_t>(bits_of(t.dtype))} {}
+  View(const View &) = delete;
+  View &operator=(const View &) = delete;
+
+  const int64_t elements, one = 1;
+  const anyfuse_view view;
+};
 
 uintptr_t begin_of(const Tensor &t) {
   return reinterpret_cast<uintptr_t>(t.data) + static_cast<uintptr_t>(t.first_bit() / 8);
@@ -139,36 +142,15 @@ bool ranges_meet(const Tensor &a, const Tensor &b) {
   return begin_of(a) < end_of(b) && begin_of(b) < end_of(a);
 }
 
-bool repeats_itself(const Tensor &tensor) {
-  if (tensor.is_blocked() || tensor.is_contiguous() || tensor.numel() == 0) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;
-  for (size_t i = 0; i < tensor.shape.size(); ++i)
-    if (tensor.shape[i] > 1) dims.push_back({tensor.strides[i], tensor.shape[i]});
-  std::sort(dims.begin(), dims.end());
-  int64_t span = 0;
-  for (const auto &[stride, size] : dims) {
-    if (stride == 0) return true;
-    if (stride <= span) {  // may repeat; strides that only interleave are told by counting
-      const std::vector<uint64_t> all = cells(tensor);
-      return std::adjacent_find(all.begin(), all.end()) != all.end();
-    }
-    span += (size - 1) * stride;
-  }
-  return false;
+int32_t overlap(const Tensor &a, const Tensor &b) {
+  if (a.data == nullptr || b.data == nullptr) return ANYFUSE_APART;
+  const View of_a(a), of_b(b);
+  return anyfuse_overlap(&of_a.view, &of_b.view);
 }
 
-bool share_an_element(const Tensor &a, const Tensor &b) {
-  if (!ranges_meet(a, b)) return false;
-  if (a.is_blocked() || b.is_blocked() || (a.is_contiguous() && b.is_contiguous())) return true;
-  const int64_t bytes = bits_of(a.dtype) / 8;
-  if (bits_of(a.dtype) != bits_of(b.dtype)) return true;  // different grids over the same bytes
-  if (bytes > 1 && (begin_of(a) - begin_of(b)) % static_cast<uintptr_t>(bytes) != 0) return true;
-  const std::vector<uint64_t> of_a = cells(a), of_b = cells(b);
-  for (size_t i = 0, j = 0; i < of_a.size() && j < of_b.size();) {
-    if (of_a[i] == of_b[j]) return true;
-    of_a[i] < of_b[j] ? ++i : ++j;
-  }
-  return false;
+int32_t overlap_itself(const Tensor &tensor) {
+  const View of(tensor);
+  return anyfuse_overlap_itself(&of.view);
 }
 
 }  // namespace anyfuse::acl

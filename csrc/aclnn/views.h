@@ -10,10 +10,10 @@ int64_t packed_bytes(const Tensor &tensor);
 void gather(const Tensor &from, void *packed);
 void scatter(const void *packed, const Tensor &to);
 
-// True when two indices of a tensor lead to one element.
-bool repeats_itself(const Tensor &tensor);
-// True when the two have an element's memory in common; strides are looked at where ranges meet.
-bool share_an_element(const Tensor &a, const Tensor &b);
+// ANYFUSE_OVERLAP when two tensors have an element's memory in common, or two indices of one lead to one element;
+// ANYFUSE_APART, or ANYFUSE_UNDECIDED at the limit of work.
+int32_t overlap(const Tensor &a, const Tensor &b);
+int32_t overlap_itself(const Tensor &tensor);
 // True when the first byte of one lies before the end of the other, both ways.
 bool ranges_meet(const Tensor &a, const Tensor &b);
 

@@ -4,6 +4,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 
 namespace anyfuse {
 namespace {
@@ -89,6 +92,17 @@ Slot slots[kSlots];
 int64_t clock_now = 0;
 std::mutex mutex;
 
+#if defined(__unix__) || defined(__APPLE__)
+// A child of fork finds the cache whole and unlocked; the calls that used it went on in the parent alone.
+__attribute__((constructor)) void watch_forks() {
+  const auto released = [] {
+    for (Slot &slot : slots) slot.users = 0;
+    mutex.unlock();
+  };
+  pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); }, released);
+}
+#endif
+
 bool holds(const Slot &slot, const float *values, bool keep_sign) {
   return slot.codebook != nullptr && slot.codebook->keep_sign == keep_sign &&
          std::memcmp(slot.codebook->value, values, sizeof slot.codebook->value) == 0;
@@ -106,7 +120,9 @@ Slot *find(const float *values, bool keep_sign) {
 
 }  // namespace
 
-CodebookLease::CodebookLease(const float *values, bool keep_sign) {
+CodebookLease::CodebookLease(const float *map, bool keep_sign) {
+  float values[kLast + 1];
+  std::memcpy(values, map, sizeof values);  // a caller's map may lie at any address
   const std::lock_guard<std::mutex> lock(mutex);
   Slot *slot = find(values, keep_sign);
   if (slot == nullptr || !holds(*slot, values, keep_sign)) {

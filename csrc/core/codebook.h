@@ -23,7 +23,7 @@ struct Codebook {
 // A codebook for the time of one call, from a cache bounded in size and keyed by the map's content.
 class CodebookLease {
  public:
-  CodebookLease(const float *values, bool keep_sign);
+  CodebookLease(const float *map, bool keep_sign);
   ~CodebookLease();
   CodebookLease(const CodebookLease &) = delete;
   CodebookLease &operator=(const CodebookLease &) = delete;

@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "anyfuse.h"
+#include "core/fenv.h"
 
 #if defined(ANYFUSE_STD_THREADS)
 #include <thread>
@@ -27,12 +28,17 @@ struct Loop {
   void *context;
   int64_t pieces;
   std::atomic<int64_t> next{0};
+  std::atomic<int32_t> workers{0};
 };
 
-void drain(void *argument) {
-  Loop &loop = *static_cast<Loop *>(argument);
-  for (int64_t i; (i = loop.next.fetch_add(1, std::memory_order_relaxed)) < loop.pieces;) loop.body(loop.context, i);
+void work(Loop *loop) {
+  const int32_t worker = loop->workers.fetch_add(1, std::memory_order_relaxed);
+  for (int64_t i; (i = loop->next.fetch_add(1, std::memory_order_relaxed)) < loop->pieces;)
+    loop->body(loop->context, i, worker);
 }
+
+// What each thread of a team does. The caller's has the default mode already.
+void drain(void *loop) { in_default_mode(work, static_cast<Loop *>(loop)); }
 
 #if defined(ANYFUSE_STD_THREADS)
 
@@ -50,6 +56,11 @@ void run(Loop &loop, int32_t threads) {
 using GompParallel = void (*)(void (*)(void *), void *, unsigned threads, unsigned flags);
 
 std::atomic<bool> in_forked_child{false};
+
+// A child of fork has only the calling thread; libgomp would wait for threads that no longer exist, whoever used them.
+__attribute__((constructor)) void watch_forks() {
+  pthread_atfork(nullptr, nullptr, [] { in_forked_child.store(true, std::memory_order_relaxed); });
+}
 
 #if defined(__linux__)
 // torch may have been loaded with local symbols; its libgomp is then in the process, but not in the global scope.
@@ -72,21 +83,27 @@ GompParallel find_gomp() {
     if (void *library = dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL)) symbol = dlsym(library, "GOMP_parallel");
   }
 #endif
-  // A child of fork has only the calling thread; libgomp would wait for threads that no longer exist.
-  pthread_atfork(nullptr, nullptr, [] { in_forked_child.store(true, std::memory_order_relaxed); });
   return reinterpret_cast<GompParallel>(symbol);
 }
 
+// Null where there is none, and in a child of fork. Several threads may look at once: no lock that a fork could leave
+// locked is held meanwhile.
 GompParallel gomp() {
-  static const GompParallel function = find_gomp();
-  return function;
+  static std::atomic<GompParallel> found{nullptr};
+  static std::atomic<bool> looked{false};
+  if (in_forked_child.load(std::memory_order_relaxed)) return nullptr;
+  if (!looked.load(std::memory_order_acquire)) {
+    found.store(find_gomp(), std::memory_order_relaxed);
+    looked.store(true, std::memory_order_release);
+  }
+  return found.load(std::memory_order_relaxed);
 }
 
-const char *pool_name() { return gomp() != nullptr && !in_forked_child ? "openmp" : "none"; }
+const char *pool_name() { return gomp() != nullptr ? "openmp" : "none"; }
 
 void run(Loop &loop, int32_t threads) {
-  GompParallel parallel = gomp();
-  if (parallel == nullptr || in_forked_child.load(std::memory_order_relaxed)) return drain(&loop);
+  const GompParallel parallel = gomp();
+  if (parallel == nullptr) return work(&loop);
   parallel(drain, &loop, static_cast<unsigned>(threads), 0);
 }
 
@@ -95,9 +112,9 @@ void run(Loop &loop, int32_t threads) {
 }  // namespace
 
 void parallel_for(int64_t pieces, int32_t threads, ParallelBody body, void *context) {
-  if (threads > pieces) threads = static_cast<int32_t>(pieces);
+  threads = workers_of(pieces, threads);
   Loop loop{body, context, pieces};
-  if (threads <= 1) return drain(&loop);
+  if (threads <= 1) return work(&loop);
   run(loop, threads);
 }
 

@@ -2,17 +2,32 @@
 // because no result may depend on it.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 namespace anyfuse {
 
-using ParallelBody = void (*)(void *context, int64_t piece);
+using ParallelBody = void (*)(void *context, int64_t piece, int32_t worker);
 
-// Calls body(context, i) once for every i in [0, pieces), on at most `threads` threads, and returns when all are done.
+// On how many threads such a loop runs at most: its workers, which are numbered from 0 on.
+inline int32_t workers_of(int64_t pieces, int32_t threads) {
+  return pieces <= 1 || threads <= 1 ? 1 : pieces < threads ? static_cast<int32_t>(pieces) : threads;
+}
+
+// Calls body(context, i, worker) once for every i in [0, pieces), on at most `threads` threads, and returns when all
+// are done. The caller is in the default floating-point mode; the others are put into it.
 void parallel_for(int64_t pieces, int32_t threads, ParallelBody body, void *context);
 
+// The same for f(i), or for f(i, worker).
 template <typename F>
 void parallel_for(int64_t pieces, int32_t threads, F &&f) {
-  parallel_for(pieces, threads, [](void *context, int64_t piece) { (*static_cast<F *>(context))(piece); }, &f);
+  using Function = std::remove_reference_t<F>;
+  const ParallelBody body = [](void *context, int64_t piece, [[maybe_unused]] int32_t worker) {
+    if constexpr (std::is_invocable_v<Function &, int64_t, int32_t>)
+      (*static_cast<Function *>(context))(piece, worker);
+    else
+      (*static_cast<Function *>(context))(piece);
+  };
+  parallel_for(pieces, threads, body, &f);
 }
 
 // How many of `threads` have at least `least` units of the work each; one does all of what is less than that of two.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "anyfuse.h"
+#include "core/fenv.h"
 
 namespace anyfuse {
 
@@ -25,6 +26,15 @@ anyfuse_status read_params(const Params *source, Params *out) {
   if (source == nullptr) return ANYFUSE_INVALID_POINTER;
   if (source->size < sizeof(size_t) || source->size > 4096) return ANYFUSE_INVALID_SIZE;
   return read_struct(source, source->size, out);
+}
+
+// What every entry point does: it reads its params, and calls run(params) in the default floating-point mode, so that
+// the scalars of the call, too, are computed in it.
+template <typename Params>
+anyfuse_status enter(anyfuse_status (*run)(const Params &), const Params *source) {
+  Params p;
+  if (anyfuse_status status = read_params(source, &p)) return status;
+  return in_default_mode<anyfuse_status, const Params &>(run, p);
 }
 
 // The struct of one tensor of a list.

@@ -78,14 +78,19 @@ int32_t find(const char *name) {
   return -1;
 }
 
-std::atomic<int32_t> &chosen() {
-  static std::atomic<int32_t> index{find(std::getenv("ANYFUSE_TARGET"))};
-  return index;
-}
+constexpr int32_t kNotChosen = -2;
+std::atomic<int32_t> chosen{kNotChosen};
 
 }  // namespace
 
-int32_t current_target() { return chosen().load(std::memory_order_relaxed); }
+// Two threads that ask first find the same, unless another one chooses meanwhile: its choice then stays. (A static
+// local would hold a lock, which a fork could leave locked.)
+int32_t current_target() {
+  int32_t index = chosen.load(std::memory_order_relaxed);
+  if (index != kNotChosen) return index;
+  const int32_t first = find(std::getenv("ANYFUSE_TARGET"));
+  return chosen.compare_exchange_strong(index, first, std::memory_order_relaxed) ? first : index;
+}
 
 }  // namespace anyfuse
 
@@ -106,7 +111,7 @@ int32_t anyfuse_target_current(void) { return anyfuse::current_target(); }
 anyfuse_status anyfuse_target_set(const char *name) {
   const int32_t index = anyfuse::find(name);
   if (index < 0) return ANYFUSE_NO_TARGET;
-  anyfuse::chosen().store(index, std::memory_order_relaxed);
+  anyfuse::chosen.store(index, std::memory_order_relaxed);
   return ANYFUSE_OK;
 }
 

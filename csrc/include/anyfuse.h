@@ -76,9 +76,9 @@ ANYFUSE_API const char *anyfuse_thread_pool(void);
 /* ---- PyTorch ---- */
 
 /* Registers every operator as torch.ops.anyfuse.<operator> with the PyTorch (2.10 or later) that is in the process, so
- * that programs without Python can run packages of AOTInductor that hold them; once. `import anyfuse` does it by itself.
- * Without Python an operator takes dense, contiguous tensors on the CPU, and refuses all others in one sentence.
- * Returns NULL, or a sentence that says what is missing (PyTorch, or a function of it). */
+ * that programs without Python can run packages of AOTInductor that hold them; once. `import anyfuse` does it by
+ * itself. Without Python an operator takes dense, contiguous tensors on the CPU, and refuses all others in one
+ * sentence. Returns NULL, or a sentence that says what is missing (PyTorch, or a function of it). */
 ANYFUSE_API const char *anyfuse_torch_register(void);
 
 /* ---- apply_fused_ema_adamw: AdamW and an EMA of the weights in one pass, for a list of tensors ---- */

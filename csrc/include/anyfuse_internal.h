@@ -20,32 +20,11 @@ enum { ANYFUSE_RUNTIME_ERROR = 1, ANYFUSE_VALUE_ERROR = 2, ANYFUSE_INDEX_ERROR =
 /* What a general implementation refuses, on this thread: the door raises it once the implementation has returned. */
 ANYFUSE_API void anyfuse_torch_refuse(int32_t kind, const char *message);
 
-/* From here to anyfuse_torch_together_end, in this thread, plain calls of operators over lists are checked and wait, and
- * what is not plain fails without going to Python. Their `step` is the one before: each call takes the next. The end
- * runs them in order when `run` is not 0, and then advances their step tensors by 1; otherwise nothing happens. */
+/* From here to anyfuse_torch_together_end, in this thread, plain calls of operators over lists are checked and wait,
+ * and what is not plain fails without going to Python. Their `step` is the one before: each call takes the next. The
+ * end runs them in order when `run` is not 0, and then advances their step tensors by 1; otherwise nothing happens. */
 ANYFUSE_API void anyfuse_torch_together(void);
 ANYFUSE_API anyfuse_status anyfuse_torch_together_end(int32_t run);
-
-/* ---- describe: what many tensors of Python are and where they lie ---- */
-
-typedef struct anyfuse_description {
-  const void *object; /* the Python object, which tells one tensor from another */
-  void *data;
-  int64_t numel;
-  int64_t extent;      /* bytes from the first element to the end of the last */
-  uint64_t layout;     /* of shape and strides: equal ones have equal numbers, others have others but for one in 2^64 */
-  anyfuse_dtype dtype; /* -1: none of the types above */
-  int32_t device;      /* kind of device as DLPack numbers it: 1 is the memory of the CPU */
-  int32_t contiguous;
-  int32_t dimensions;
-} anyfuse_description;
-
-/* Describes the `count` items of a Python list. The caller holds Python's lock, and gives what it has found in the
- * process, as this library is built without Python: PyList_GetItem, and the function of DLPack's exchange API that
- * fills a DLTensor from an object of the tensors' class without a copy. ANYFUSE_INVALID_POINTER with a Python exception
- * set for an object that is no tensor, or has no memory of its own. */
-ANYFUSE_API anyfuse_status anyfuse_describe(void *tensors, int64_t count, const void *item, const void *look,
-                                            anyfuse_description *out);
 
 /* ---- stream: the memory traffic of a kernel without its arithmetic, the roofline of `anyfuse bench` ---- */
 
@@ -72,6 +51,29 @@ typedef struct anyfuse_stream_params {
 } anyfuse_stream_params;
 
 ANYFUSE_API anyfuse_status anyfuse_stream(const anyfuse_stream_params *params);
+
+/* function(argument) in the default floating-point mode, as every operator runs in: for numbers that are computed
+ * before a call. */
+ANYFUSE_API int32_t anyfuse_in_default_mode(int32_t (*function)(void *), void *argument);
+
+/* ---- overlap: whether tensors share memory, decided by arithmetic on sizes and strides with a fixed limit of work
+ * ---- */
+
+typedef struct anyfuse_view {
+  const void *data;
+  int64_t offset;         /* of the first element, in elements from data */
+  const int64_t *sizes;   /* rank of them, 0 or more */
+  const int64_t *strides; /* as many, in elements */
+  int32_t rank;
+  int32_t bits; /* of an element: 4 or a multiple of 8 */
+} anyfuse_view;
+
+enum { ANYFUSE_APART = 0, ANYFUSE_OVERLAP = 1, ANYFUSE_UNDECIDED = 2 };
+
+/* Whether an element of one has bits in common with an element of the other, whatever the sizes of their elements. */
+ANYFUSE_API int32_t anyfuse_overlap(const anyfuse_view *a, const anyfuse_view *b);
+/* Whether two indices of a view lead to one element. */
+ANYFUSE_API int32_t anyfuse_overlap_itself(const anyfuse_view *view);
 
 #ifdef __cplusplus
 }

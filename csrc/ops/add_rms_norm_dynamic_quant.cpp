@@ -5,6 +5,8 @@
 
 namespace anyfuse {
 
+constexpr int64_t kNormSegment = 16384;  // elements of a row that stay in scratch
+
 // A call, its numbers rounded to fp32 once. `count` branches are produced, packed to the front.
 struct NormQuant {
   struct Branch {
@@ -21,6 +23,8 @@ struct NormQuant {
   anyfuse_dtype x_dtype, gamma_dtype, beta_dtype, y_dtype;
   float eps, inverse_cols;
   bool device;
+  float *scratch;       // of the thread that works: a row of fp32 values for each branch
+  int64_t scratch_row;  // elements from one to the next
 };
 
 }  // namespace anyfuse
@@ -38,7 +42,7 @@ using anyfuse::NormQuant;
 // A row is worked on in blocks of 64 elements, one of each lane of the sum. Its fp32 values stay in scratch between the
 // passes; a row longer than the scratch goes in segments, and later passes add x1 + x2 again.
 constexpr int kBlock = kLanes;
-constexpr int64_t kSegment = 16384;
+constexpr int64_t kSegment = anyfuse::kNormSegment;
 
 // The dtype of the weights when gamma, beta and the smooth scales are not all of one: looked at in every load.
 constexpr anyfuse_dtype kMixed = -1;
@@ -399,9 +403,7 @@ ANYFUSE_INLINE void quantize_row(const NormQuant &p, anyfuse_dtype common, const
 }  // namespace
 
 ANYFUSE_KERNEL(add_rms_norm_dynamic_quant, NormQuant) {
-  // The two rows start a few cache lines apart in their 4 KiB pages, so that they do not compete for one set.
-  alignas(64) float values[2][kSegment + 4 * kBlock];
-  float *const scratch[2] = {values[0], values[1]};
+  float *const scratch[2] = {args.scratch, args.scratch + args.scratch_row};
   PaddedWeights padded;
   pad_weights(args, &padded);
   const anyfuse_dtype common = common_dtype(args);
@@ -415,6 +417,7 @@ ANYFUSE_KERNEL(add_rms_norm_dynamic_quant, NormQuant) {
 #include <algorithm>
 #include <cmath>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 #include "core/params.h"
 
@@ -450,6 +453,13 @@ anyfuse_status check(const Params &p) {
   return p.x1 && p.gamma ? ANYFUSE_OK : ANYFUSE_INVALID_POINTER;
 }
 
+// Elements of scratch for a row of so many, and from it to the second one: they start a few cache lines apart in their
+// 4 KiB pages, so that they do not compete for one set.
+int64_t scratch_row(int64_t cols) {
+  constexpr int64_t kPage = 1024, kApart = 256;
+  return (std::min(cols, anyfuse::kNormSegment) + kPage - 1) / kPage * kPage + kApart;
+}
+
 anyfuse::NormQuant prepare(const Params &p) {
   anyfuse::NormQuant call = {};
   call.cols = p.cols;
@@ -467,6 +477,7 @@ anyfuse::NormQuant prepare(const Params &p) {
   call.eps = static_cast<float>(p.epsilon);
   call.inverse_cols = static_cast<float>(1.0 / static_cast<double>(p.cols));
   call.device = p.convention == ANYFUSE_DEVICE;
+  call.scratch_row = scratch_row(p.cols);
   return call;
 }
 
@@ -475,11 +486,7 @@ int64_t rows_per_piece(const Params &p) {
   return std::min(std::max(p.rows / kPieces, least), most);
 }
 
-}  // namespace
-
-extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_rms_norm_dynamic_quant_params *params) {
-  Params p;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+anyfuse_status run(const Params &p) {
   if (anyfuse_status status = check(p)) return status;
   const auto kernel = add_rms_norm_dynamic_quant_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
@@ -493,10 +500,21 @@ extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const anyfuse_add_r
   const int64_t size = rows_per_piece(p);
   // The product cannot overflow: that many elements lie in memory.
   const bool small = p.rows * p.cols < kParallel;
-  anyfuse::parallel_for(small ? 1 : (p.rows + size - 1) / size, p.threads, [&](int64_t piece) {
-    kernel(call, small ? 0 : piece * size, small ? p.rows : std::min((piece + 1) * size, p.rows));
+  const int64_t pieces = small ? 1 : (p.rows + size - 1) / size;
+  const anyfuse::Arena arena(anyfuse::workers_of(pieces, p.threads), call.count * call.scratch_row * sizeof(float));
+  if (!arena.allocated()) return ANYFUSE_OUT_OF_MEMORY;
+  anyfuse::parallel_for(pieces, p.threads, [&](int64_t piece, int32_t worker) {
+    anyfuse::NormQuant mine = call;
+    mine.scratch = static_cast<float *>(arena.of(worker));
+    kernel(mine, small ? 0 : piece * size, small ? p.rows : std::min((piece + 1) * size, p.rows));
   });
   return ANYFUSE_OK;
+}
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_add_rms_norm_dynamic_quant(const Params *params) {
+  return anyfuse::enter(run, params);
 }
 
 #endif

@@ -17,6 +17,16 @@ struct AdamWQuantStep {
   float decay;           // 1 - lr*weight_decay
   float ema_decay, one_minus_ema_decay;
   bool device, skip_nonfinite, nonzero_v, stochastic;
+  struct AdamWQuantScratch *scratch;  // of the thread that works
+};
+
+constexpr int64_t kMaxBlock = 2048;
+
+// What one kernel call works in; it stays in L1.
+struct AdamWQuantScratch {
+  alignas(64) float grad[kMaxBlock], var[kMaxBlock], m[kMaxBlock], v[kMaxBlock];
+  alignas(64) float m_ratio[kMaxBlock], v_ratio[kMaxBlock], s[kMaxBlock];
+  alignas(64) uint8_t m_code[kMaxBlock], v_code[kMaxBlock];
 };
 
 }  // namespace anyfuse
@@ -28,7 +38,7 @@ struct AdamWQuantStep {
 
 namespace {
 
-constexpr int64_t kMaxBlock = 2048;
+using Scratch = anyfuse::AdamWQuantScratch;
 
 // One block's elements, whole vectors of them: where they lie, or copies.
 struct Block {
@@ -37,13 +47,6 @@ struct Block {
   float *var, *s;  // s: the EMA, or null
   uint8_t *m_code, *v_code;
   float *m, *v, *m_ratio, *v_ratio;  // the new moments (of 32 bits: the old ones first), and these over their scales
-};
-
-// What one kernel call works in; it stays in L1.
-struct Scratch {
-  alignas(64) float grad[kMaxBlock], var[kMaxBlock], m[kMaxBlock], v[kMaxBlock];
-  alignas(64) float m_ratio[kMaxBlock], v_ratio[kMaxBlock], s[kMaxBlock];
-  alignas(64) uint8_t m_code[kMaxBlock], v_code[kMaxBlock];
 };
 
 ANYFUSE_INLINE int64_t whole_vectors(int64_t n) { return (n + kWidth - 1) / kWidth * kWidth; }
@@ -266,9 +269,8 @@ ANYFUSE_INLINE void run_block(const anyfuse::AdamWQuantStep &p, int64_t index, i
 
 // `begin` is the start of a block.
 ANYFUSE_KERNEL(apply_adam_w_quant, AdamWQuantStep) {
-  Scratch scratch;
   for (int64_t i = begin; i < end; i += args.block_size)
-    run_block(args, i, end - i < args.block_size ? end - i : args.block_size, scratch);
+    run_block(args, i, end - i < args.block_size ? end - i : args.block_size, *args.scratch);
 }
 
 #else  // ---- the entry point, once ----
@@ -276,6 +278,7 @@ ANYFUSE_KERNEL(apply_adam_w_quant, AdamWQuantStep) {
 #include <algorithm>
 #include <cmath>
 
+#include "core/arena.h"
 #include "core/chunks.h"
 #include "core/parallel.h"
 #include "core/params.h"
@@ -351,11 +354,7 @@ anyfuse::AdamWQuantStep prepare(const Params &p, const Row &row) {
   return step;
 }
 
-}  // namespace
-
-extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_quant_params *params) {
-  Params p;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+anyfuse_status run(const Params &p) {
   if (anyfuse_status status = check(p)) return status;
   const auto kernel = apply_adam_w_quant_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
@@ -371,16 +370,24 @@ extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const anyfuse_apply_adam_w_
   const anyfuse::CodebookLease map_m(p.qmap_m, true), map_v(p.qmap_v, false);
   if (map_m.status()) return map_m.status();
   if (map_v.status()) return map_v.status();
-  anyfuse::parallel_for(chunks.pieces(), chunks.elements() < kParallel ? 1 : p.threads, [&](int64_t i) {
+  const int32_t threads = chunks.elements() < kParallel ? 1 : p.threads;
+  const anyfuse::Arena arena(anyfuse::workers_of(chunks.pieces(), threads), sizeof(anyfuse::AdamWQuantScratch));
+  if (!arena.allocated()) return ANYFUSE_OUT_OF_MEMORY;
+  anyfuse::parallel_for(chunks.pieces(), threads, [&](int64_t i, int32_t worker) {
     const auto piece = chunks.at(i);
     Row row;
     anyfuse::read_row(p, piece.tensor, &row);
     anyfuse::AdamWQuantStep step = prepare(p, row);
     step.map_m = map_m.get();
     step.map_v = map_v.get();
+    step.scratch = static_cast<anyfuse::AdamWQuantScratch *>(arena.of(worker));
     kernel(step, piece.begin, std::min(piece.limit, step.row.numel));
   });
   return ANYFUSE_OK;
 }
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_apply_adam_w_quant(const Params *params) { return anyfuse::enter(run, params); }
 
 #endif

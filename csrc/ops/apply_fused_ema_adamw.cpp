@@ -151,11 +151,7 @@ anyfuse::EmaAdamWStep prepare(const Params &p, const Row &row) {
   return step;
 }
 
-}  // namespace
-
-extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fused_ema_adamw_params *params) {
-  Params p;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+anyfuse_status run(const Params &p) {
   if (p.count < 0 || p.row_size > 4096) return ANYFUSE_INVALID_SIZE;
   if (p.count > 0 && p.rows == nullptr) return ANYFUSE_INVALID_POINTER;
   if ((p.mode != 0 && p.mode != 1) || (p.convention != ANYFUSE_FORMULA && p.convention != ANYFUSE_DEVICE))
@@ -185,5 +181,9 @@ extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const anyfuse_apply_fuse
   });
   return ANYFUSE_OK;
 }
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_apply_fused_ema_adamw(const Params *params) { return anyfuse::enter(run, params); }
 
 #endif

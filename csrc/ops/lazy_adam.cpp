@@ -529,11 +529,7 @@ bool arrange_all(Table *tables, const Params &p, const uint32_t *order, uint32_t
 
 int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-}  // namespace
-
-extern "C" anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *params) {
-  Params p;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
+anyfuse_status run(const Params &p) {
   if (anyfuse_status status = check(p)) return status;
   const auto kernel = lazy_adam_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
@@ -581,5 +577,9 @@ extern "C" anyfuse_status anyfuse_lazy_adam(const anyfuse_lazy_adam_params *para
   });
   return ANYFUSE_OK;
 }
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_lazy_adam(const Params *params) { return anyfuse::enter(run, params); }
 
 #endif

@@ -8,13 +8,20 @@
 #include "core/params.h"
 #include "ops/quant_matmul_dequant.h"
 
-extern "C" anyfuse_status anyfuse_quant_grouped_matmul_dequant(
-    const anyfuse_quant_grouped_matmul_dequant_params *params) {
-  anyfuse_quant_grouped_matmul_dequant_params p;
+namespace {
+
+using Params = anyfuse_quant_grouped_matmul_dequant_params;
+
+anyfuse_status run(const Params &p) {
   anyfuse_quant_matmul_dequant_params matmul;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
   if (anyfuse_status status = anyfuse::read_params(p.matmul, &matmul)) return status;
   return anyfuse::quant_matmul(matmul, {p.groups, p.group_list, p.own_smooth_scale != 0});
+}
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_quant_grouped_matmul_dequant(const Params *params) {
+  return anyfuse::enter(run, params);
 }
 
 #endif

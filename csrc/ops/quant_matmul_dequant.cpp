@@ -5,28 +5,15 @@
 // block of tiles, 256 values of k at a time, so that the strip's weights stay in L1 while the tiles pass. Weights that
 // are not packed are brought into panels there, block by block. Rows come in groups, each with a weight of its own; the
 // plain operator has one group, quant_grouped_matmul_dequant.cpp any number.
-#include "ops/quant_matmul_dequant.h"
-
 #include "core/dispatch.h"
+#include "ops/quant_matmul_groups.h"
 
 namespace anyfuse {
 
 constexpr int kStripPanels = 4, kStripColumns = 16 * kStripPanels;
 constexpr int kBlockTiles = 43;  // 256 rows; their sums of one strip are 64 KiB (128 KiB where a column has two parts)
 
-constexpr int kTileRows = 6;  // as core/dot.h has it
-
-// Consecutive rows that are multiplied with one weight, in tiles of kTileRows rows, the last one shorter: full tiles
-// are the fastest, and a short one costs little more than its rows. The tiles of a group are cut into blocks, and every
-// block with every strip of columns is a piece of work.
-struct RowGroup {
-  int64_t weight;  // its number
-  int64_t first, rows;
-  int64_t first_tile, tiles;
-  int64_t first_piece, blocks;
-
-  int64_t begin(int64_t tile) const { return first + (tile * kTileRows < rows ? tile * kTileRows : rows); }
-};
+constexpr int kMostParts = 4;  // sums of a column on any target
 
 // One call for a range of rows. A row's factor is what its outputs are multiplied with last.
 struct QuantMatmul {
@@ -40,7 +27,10 @@ struct QuantMatmul {
   void *codes;           // rows * depth codes of the target's own type
   float *factors;        // for each row: its scale; 1 when weight_scale includes it; NaN for a row that is NaN
   int32_t *sums;         // for each row: the sum of its codes
+  char *scratch;  // of the thread that multiplies: kPackedBytes where weights are not packed, then a block's sums
 };
+
+constexpr int64_t kPackedBytes = kStripPanels * 4096;  // of a block of weights, 256 values of k
 
 }  // namespace anyfuse
 
@@ -60,17 +50,6 @@ using anyfuse::RowGroup;
 static_assert(anyfuse::kTileRows == kDotRows, "one size of tiles");
 constexpr int kBlockSteps = 64;  // steps of k in a block: its weights are 16 KiB a strip, half of a usual L1
 constexpr int kStripLanes = kStripPanels * kDotPanelLanes;
-
-// The last of some groups whose `number` is not above the one looked for.
-ANYFUSE_INLINE const RowGroup &find_group(const RowGroup *groups, int64_t count, int64_t RowGroup::*number,
-                                          int64_t wanted) {
-  int64_t low = 0, high = count;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    (groups[middle].*number <= wanted ? low : high) = middle;
-  }
-  return groups[low];
-}
 
 // ---- quantization ----
 
@@ -280,12 +259,15 @@ ANYFUSE_INLINE DotAhead spread(const int8_t *weights, int panels, int64_t tiles)
 }
 
 ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const RowGroup &group, const Strip &strip, int64_t block) {
-  alignas(64) int32_t sums[anyfuse::kBlockTiles * kDotRows * kStripLanes];
-  alignas(64) int8_t packed[kStripPanels * kBlockSteps * kDotLine];
+  static_assert(anyfuse::kPackedBytes == kStripPanels * kBlockSteps * kDotLine, "a block of packed weights");
+  static_assert(kStripLanes <= anyfuse::kStripColumns * anyfuse::kMostParts, "a row's sums");
   const auto &p = args.p;
   const int64_t first_tile = block * group.tiles / group.blocks, last_tile = (block + 1) * group.tiles / group.blocks;
   const int64_t steps = args.depth / kDotDepth, first_row = group.begin(first_tile);
   const bool packed_weights = p.weight_layout == ANYFUSE_WEIGHT_PACKED;
+  char *const scratch = static_cast<char *>(__builtin_assume_aligned(args.scratch, 64));
+  int8_t *const packed = reinterpret_cast<int8_t *>(scratch);
+  int32_t *const sums = reinterpret_cast<int32_t *>(scratch + (packed_weights ? 0 : anyfuse::kPackedBytes));
   for (int64_t step = 0; step < steps; step += kBlockSteps) {
     const int64_t count = steps - step < kBlockSteps ? steps - step : kBlockSteps;
     const int64_t panel = strip.column / kDotPanel;
@@ -319,8 +301,8 @@ ANYFUSE_INLINE void multiply_block(const QuantMatmul &args, const RowGroup &grou
       }
     }
   }
-  if (steps == 0) memset(sums, 0, sizeof sums);
   const int64_t last_row = group.begin(last_tile);
+  if (steps == 0) memset(sums, 0, (last_row - first_row) * kStripLanes * sizeof *sums);
   for (int64_t row = first_row; row < last_row; ++row)
     dequantize_row(args, strip, row, sums + (row - first_row) * kStripLanes);
 }
@@ -350,12 +332,13 @@ ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
 #else  // ---- the entry point, once ----
 
 #include <algorithm>
-#include <cmath>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 #include "core/params.h"
 
@@ -386,8 +369,6 @@ T *offset(T *pointer, int64_t bytes) {
   using Byte = std::conditional_t<std::is_const<T>::value, const char, char>;
   return pointer == nullptr ? nullptr : reinterpret_cast<T *>(reinterpret_cast<Byte *>(pointer) + bytes);
 }
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t bytes_of(anyfuse_dtype dtype) { return dtype == ANYFUSE_FLOAT32 ? 4 : dtype == ANYFUSE_INT8 ? 1 : 2; }
 
@@ -448,37 +429,34 @@ int64_t bytes_of_weight(const Params &p) {
   }
 }
 
-// The groups that have rows among [first, last), numbered from there on; returns how many.
-int64_t list_groups(const GroupedRows &groups, int64_t first, int64_t last, RowGroup *to) {
-  int64_t count = 0, tile = 0;
-  for (int64_t i = 0, begin = 0; i < groups.count; begin = groups.ends[i++]) {
-    const int64_t from = std::max(begin, first), rows = std::min(groups.ends[i], last) - from;
-    if (rows <= 0) continue;
-    to[count++] = {i, from - first, rows, tile, divide_up(rows, kTileRows), 0, 0};
-    tile += divide_up(rows, kTileRows);
-  }
-  return count;
+// A block's codes stay in L2 while all strips pass. Weights that are packed on the way are packed once for each block,
+// so that it is then as large as may be.
+int64_t most_tiles_in_block(const QuantMatmul &args) {
+  if (args.p.weight_layout != ANYFUSE_WEIGHT_PACKED) return anyfuse::kBlockTiles;
+  const int64_t tiles = kCodesInCache / (kTileRows * kCodeBytes * std::max<int64_t>(1, args.depth));
+  return std::clamp<int64_t>(tiles, kFewTiles, anyfuse::kBlockTiles);
 }
 
-// Cuts the groups into blocks of so many tiles at most; returns how many there are.
-int64_t cut(RowGroup *groups, int64_t count, int64_t tiles_in_block) {
-  int64_t blocks = 0;
-  for (int64_t i = 0; i < count; ++i) blocks += groups[i].blocks = divide_up(groups[i].tiles, tiles_in_block);
-  return blocks;
+// What a thread works in that multiplies blocks of up to so many rows.
+int64_t scratch_bytes(const QuantMatmul &args, int64_t rows) {
+  const int64_t tiles = std::min(most_tiles_in_block(args), divide_up(rows, kTileRows));
+  const int64_t sums = tiles * kTileRows * anyfuse::kStripColumns * anyfuse::kMostParts * sizeof(int32_t);
+  return sums + (args.p.weight_layout == ANYFUSE_WEIGHT_PACKED ? 0 : anyfuse::kPackedBytes);
+}
+
+// How many threads multiply so many rows.
+int32_t threads_to_multiply(const Params &p, int64_t rows, int64_t groups) {
+  const double reads = kWeightReads * static_cast<double>(groups);
+  const double work = (static_cast<double>(rows) + reads) * static_cast<double>(p.n) * static_cast<double>(p.k);
+  return anyfuse::threads_for(work, kThreadMatmul, p.threads);
 }
 
 // One range of rows.
-void run_rows(QuantMatmul &args, RowGroup *groups, int32_t target) {
+void run_rows(QuantMatmul &args, RowGroup *groups, int32_t target, const anyfuse::Arena &arena) {
   const Params &p = args.p;
   const auto quantize = quant_matmul_dequant_rows_kernel_of(target);
   const auto multiply = quant_matmul_dequant_kernel_of(target);
-  // A block's codes stay in L2 while all strips pass. Weights that are packed on the way are packed once for each
-  // block, so that it is then as large as may be.
-  int64_t tiles_in_block = anyfuse::kBlockTiles;
-  if (p.weight_layout == ANYFUSE_WEIGHT_PACKED)
-    tiles_in_block = std::clamp(kCodesInCache / (kTileRows * kCodeBytes * std::max<int64_t>(1, args.depth)), kFewTiles,
-                                tiles_in_block);
-  int64_t blocks = cut(groups, args.group_count, tiles_in_block);
+  int64_t tiles_in_block = most_tiles_in_block(args), blocks = cut(groups, args.group_count, tiles_in_block);
   while (tiles_in_block > kFewTiles && args.strips * blocks < kManyPieces)
     blocks = cut(groups, args.group_count, tiles_in_block /= 2);
   for (int64_t i = 1; i < args.group_count; ++i)
@@ -488,10 +466,12 @@ void run_rows(QuantMatmul &args, RowGroup *groups, int32_t target) {
   const double rows = static_cast<double>(p.m), depth = static_cast<double>(p.k);
   anyfuse::parallel_for(last.first_tile + last.tiles, anyfuse::threads_for(rows * depth, kThreadQuantize, p.threads),
                         [&](int64_t tile) { quantize(args, tile, tile + 1); });
-  const double reads = kWeightReads * static_cast<double>(args.group_count);
-  const double work = (rows + reads) * static_cast<double>(p.n) * depth;
-  anyfuse::parallel_for(args.strips * blocks, anyfuse::threads_for(work, kThreadMatmul, p.threads),
-                        [&](int64_t piece) { multiply(args, piece, piece + 1); });
+  anyfuse::parallel_for(args.strips * blocks, threads_to_multiply(p, p.m, args.group_count),
+                        [&](int64_t piece, int32_t worker) {
+                          QuantMatmul mine = args;
+                          mine.scratch = static_cast<char *>(arena.of(worker));
+                          multiply(mine, piece, piece + 1);
+                        });
 }
 
 // All rows of the groups, in ranges whose codes fit the memory that is set aside for them.
@@ -507,10 +487,14 @@ anyfuse_status run_groups(const Params &p, const GroupedRows &groups, int32_t ta
       std::min(all, std::max<int64_t>(kTileRows, kCodesInMemory / std::max<int64_t>(1, kCodeBytes * args.depth)));
   const int64_t row_bytes = kCodeBytes * args.depth + sizeof(float) + sizeof(int32_t);
   const int64_t table_bytes = std::min(groups.count, all) * sizeof(RowGroup);
-  void *memory = std::aligned_alloc(64, divide_up(rows * row_bytes + table_bytes, 64) * 64);
-  if (memory == nullptr) return ANYFUSE_OUT_OF_MEMORY;
-  args.codes = memory;
-  args.factors = reinterpret_cast<float *>(static_cast<char *>(memory) + rows * kCodeBytes * args.depth);
+  const anyfuse::Arena memory(1, rows * row_bytes + table_bytes);
+  args.p = p;
+  const int64_t most_pieces = args.strips * (divide_up(rows, kTileRows) + groups.count);
+  const int32_t workers = anyfuse::workers_of(most_pieces, threads_to_multiply(p, rows, groups.count));
+  const anyfuse::Arena arena(workers, scratch_bytes(args, rows));
+  if (!memory.allocated() || !arena.allocated()) return ANYFUSE_OUT_OF_MEMORY;
+  args.codes = memory.of(0);
+  args.factors = reinterpret_cast<float *>(static_cast<char *>(memory.of(0)) + rows * kCodeBytes * args.depth);
   args.sums = reinterpret_cast<int32_t *>(args.factors + rows);
   RowGroup *table = reinterpret_cast<RowGroup *>(args.sums + rows);
   args.groups = table;
@@ -521,16 +505,18 @@ anyfuse_status run_groups(const Params &p, const GroupedRows &groups, int32_t ta
     args.p.out = offset(p.out, first * p.n * bytes_of(p.out_dtype));
     if (p.quant_mode == ANYFUSE_PER_TOKEN) args.p.x_scale = offset(p.x_scale, first * bytes_of(p.x_scale_dtype));
     args.group_count = list_groups(groups, first, first + args.p.m, table);
-    run_rows(args, table, target);
+    run_rows(args, table, target, arena);
   }
-  std::free(memory);
   return ANYFUSE_OK;
 }
 
 // ---- the known question, for instruction sets that the builder's machine may not have been able to try ----
 
 // Every number of rows that a tile may have, partial strips, panels and steps, and the extremes of int8.
-bool answers_right(int32_t target) {
+enum Answer : int8_t { kNotAsked, kRight, kWrong };
+
+// kNotAsked: there was no memory to ask it.
+Answer ask(int32_t target) {
   constexpr int kRows = 7, kColumns = 71, kDepth = 39;
   int8_t x[kRows * kDepth], weight[kColumns * kDepth];
   const auto pattern = [](int i) { return static_cast<int8_t>(i % 5 == 0 ? -128 : i % 7 == 0 ? 127 : i * 37); };
@@ -544,39 +530,38 @@ bool answers_right(int32_t target) {
     p.x = x, p.weight = weight, p.weight_scale = ones, p.x_scale = ones, p.out = out;
     p.x_dtype = ANYFUSE_INT8;
     p.threads = 1;
-    if (run_groups(p, {1, &p.m, false}, target) != ANYFUSE_OK) return false;
+    if (run_groups(p, {1, &p.m, false}, target) != ANYFUSE_OK) return kNotAsked;
     for (int i = 0; i < rows; ++i)
       for (int j = 0; j < kColumns; ++j) {
         int32_t sum = 0;
         for (int k = 0; k < kDepth; ++k) sum += x[i * kDepth + k] * weight[j * kDepth + k];
-        if (out[i * kColumns + j] != static_cast<float>(sum)) return false;  // below 2^24: exact
+        if (out[i * kColumns + j] != static_cast<float>(sum)) return kWrong;  // below 2^24: exact
       }
   }
-  return true;
+  return kRight;
 }
 
-// The target in use, or the best one below it that is right; the answers are remembered.
-int32_t trusted_target() {
-  enum Answer : int8_t { kNotAsked, kRight, kWrong };
+// The target in use, or the best one below it that is right; the answers are remembered. Without memory to ask, it is
+// the one that is to be asked.
+anyfuse_status find_trusted_target(int32_t *found) {
   static std::atomic<int8_t> answers[anyfuse::kTargetCount];
   int32_t target = anyfuse::current_target();
   for (; target > 0; --target) {
     int8_t answer = answers[target].load(std::memory_order_relaxed);
-    if (answer == kNotAsked) {
-      answer = answers_right(target) ? kRight : kWrong;
-      answers[target].store(answer, std::memory_order_relaxed);
-    }
-    if (answer == kRight) break;
+    if (answer == kNotAsked) answers[target].store(answer = ask(target), std::memory_order_relaxed);
+    *found = target;
+    if (answer != kWrong) return answer == kRight ? ANYFUSE_OK : ANYFUSE_OUT_OF_MEMORY;
   }
-  return target;
+  *found = target;
+  return target < 0 ? ANYFUSE_NO_TARGET : ANYFUSE_OK;
 }
 
 }  // namespace
 
 anyfuse_status anyfuse::quant_matmul(const Params &p, const GroupedRows &groups) {
   if (anyfuse_status status = check(p, groups)) return status;
-  const int32_t target = trusted_target();
-  if (target < 0) return ANYFUSE_NO_TARGET;
+  int32_t target;
+  if (anyfuse_status status = find_trusted_target(&target)) return status;
   if (p.m == 0 || p.n == 0) return ANYFUSE_OK;
   if (anyfuse_status status = run_groups(p, groups, target)) return status;
   const int64_t done = groups.rows(), row_bytes = p.n * bytes_of(p.out_dtype);
@@ -584,12 +569,20 @@ anyfuse_status anyfuse::quant_matmul(const Params &p, const GroupedRows &groups)
   return ANYFUSE_OK;
 }
 
-extern "C" int32_t anyfuse_quant_matmul_dequant_target(void) { return trusted_target(); }
+namespace {
 
-extern "C" anyfuse_status anyfuse_quant_matmul_dequant(const anyfuse_quant_matmul_dequant_params *params) {
-  Params p;
-  if (anyfuse_status status = anyfuse::read_params(params, &p)) return status;
-  return anyfuse::quant_matmul(p, {1, &p.m, false});
+int32_t trusted_target(int32_t) {
+  int32_t target;
+  find_trusted_target(&target);
+  return target;
 }
+
+anyfuse_status run(const Params &p) { return anyfuse::quant_matmul(p, {1, &p.m, false}); }
+
+}  // namespace
+
+extern "C" int32_t anyfuse_quant_matmul_dequant_target(void) { return anyfuse::in_default_mode(trusted_target, 0); }
+
+extern "C" anyfuse_status anyfuse_quant_matmul_dequant(const Params *params) { return anyfuse::enter(run, params); }
 
 #endif

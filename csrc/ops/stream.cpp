@@ -94,15 +94,11 @@ anyfuse_status check(const anyfuse_stream_params &p) {
   return ANYFUSE_OK;
 }
 
-}  // namespace
-
-extern "C" anyfuse_status anyfuse_stream(const anyfuse_stream_params *params) {
-  anyfuse::StreamWork work;
-  if (anyfuse_status status = anyfuse::read_params(params, &work.params)) return status;
-  const anyfuse_stream_params &p = work.params;
+anyfuse_status run(const anyfuse_stream_params &p) {
   if (anyfuse_status status = check(p)) return status;
   const auto kernel = stream_kernel();
   if (kernel == nullptr) return ANYFUSE_NO_TARGET;
+  const anyfuse::StreamWork work = {p};
   const int64_t piece = p.index != nullptr ? kPieceRows : kPieceUnits;
   anyfuse::parallel_for((p.units + piece - 1) / piece, p.threads, [&](int64_t i) {
     const int64_t begin = i * piece, end = begin + piece;
@@ -110,5 +106,9 @@ extern "C" anyfuse_status anyfuse_stream(const anyfuse_stream_params *params) {
   });
   return ANYFUSE_OK;
 }
+
+}  // namespace
+
+extern "C" anyfuse_status anyfuse_stream(const anyfuse_stream_params *params) { return anyfuse::enter(run, params); }
 
 #endif

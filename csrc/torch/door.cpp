@@ -76,9 +76,19 @@ struct Step {
   int64_t *tensor, next;
 };
 
+// Arguments of calls that wait: a view that torch made of an argument for the call would be gone with it.
+struct Held {
+  static constexpr int kMaxInputs = 32;
+  Held *next;
+  const Schema *schema;
+  const Field *fields;
+  StableIValue stack[kMaxInputs];
+};
+
 struct Together {
   bool active;
   Waiting *first, *last;
+  Held *held;
   Step *steps;
   size_t count, room;
 };
@@ -198,16 +208,32 @@ void call_general(const Schema &schema, const Field *fields, StableIValue *stack
   --in_general;
   torch.aoti_torch_grad_mode_set_enabled(grad);
   if (error != 0)
-    raise(ANYFUSE_RUNTIME_ERROR, "anyfuse: without Python an operator takes dense, contiguous tensors on the CPU alone");
+    raise(ANYFUSE_RUNTIME_ERROR,
+          "anyfuse: without Python an operator takes dense, contiguous tensors on the CPU alone");
   if (refused == 0) return;
   for (int i = 0; i < schema.outputs; ++i) free_argument(stack[i], kTensor);
   raise(refused, refusal);
+}
+
+bool hold(const Schema &schema, const Field *fields, const StableIValue *stack) {
+  auto *held = static_cast<Held *>(std::malloc(sizeof(Held)));
+  if (held == nullptr || schema.inputs > Held::kMaxInputs) {
+    std::free(held);
+    return false;
+  }
+  held->next = waiting.held;
+  held->schema = &schema;
+  held->fields = fields;
+  std::copy_n(stack, schema.inputs, held->stack);
+  waiting.held = held;
+  return true;
 }
 
 void enter(const Schema &schema, const Field *fields, Operator op, StableIValue *stack) {
   if (in_general > 0 || !generally.load(std::memory_order_relaxed)) {
     Arguments arguments(stack, fields);
     if (op(arguments)) {
+      if (together() && hold(schema, fields, stack)) return;
       free_arguments(schema, fields, stack);
       arguments.give_results(stack, schema.outputs);
       return;
@@ -251,7 +277,7 @@ const char *find_functions() {
   // torch's libraries are not in the global scope of a Python process: they are asked for by name.
   void *library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) return "torch is not in this process (no libtorch_cpu.so)";
-#define ANYFUSE_TORCH_FIND(Result, name, arguments)                                 \
+#define ANYFUSE_TORCH_FIND(Result, name, arguments)                          \
   torch.name = reinterpret_cast<Result(*) arguments>(dlsym(library, #name)); \
   if (torch.name == nullptr) return "this torch has no function " #name "; accepted: torch 2.10 or later";
   ANYFUSE_TORCH_FUNCTIONS(ANYFUSE_TORCH_FIND)
@@ -464,6 +490,11 @@ extern "C" anyfuse_status anyfuse_torch_together_end(int32_t run) {
   }
   if (run != 0 && status == ANYFUSE_OK)
     for (size_t i = 0; i < waiting.count; ++i) *waiting.steps[i].tensor = waiting.steps[i].next;
+  for (Held *held = waiting.held, *next; held != nullptr; held = next) {
+    next = held->next;
+    free_arguments(*held->schema, held->fields, held->stack);
+    std::free(held);
+  }
   std::free(waiting.steps);
   waiting = {};
   return status;

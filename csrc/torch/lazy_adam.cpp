@@ -6,13 +6,30 @@ using namespace schemas::lazy_adam;
 
 namespace {
 
+// Tables together with others may have any number of dimensions, of which the first is that of the rows: an optimizer
+// need not make views of its parameters.
+bool is_table(const Tensor &var) { return var.dim == 2 || together(); }
+int64_t rows_of(const Tensor &var) { return var.dim == 0 ? 1 : var.sizes[0]; }
+int64_t dim_of(const Tensor &var) {
+  int64_t dim = 1;
+  for (int64_t d = 1; d < var.dim; ++d) dim *= var.sizes[d];
+  return dim;
+}
+bool has_rows_of(const Tensor &gradient, const Tensor &var, int64_t n) {
+  if (gradient.dim != var.dim || rows_of(gradient) != n) return false;
+  for (int64_t d = 1; d < var.dim; ++d)
+    if (gradient.sizes[d] != var.sizes[d]) return false;
+  return true;
+}
+
 bool is_mask(const Tensor &ids) { return !ids.given() || ids.is(ANYFUSE_BOOL); }
 
 // Whether the ids lie in their table; the core asks as well, but when it runs.
 template <typename Id>
 bool ids_fit(const Id *ids, int64_t n, const anyfuse_lazy_adam_row &row, bool refuse_negative) {
+  const int64_t padding = row.padding_idx == INT64_MIN ? 0 : row.padding_idx;  // 0: of no negative id
   for (int64_t i = 0; i < n; ++i)
-    if (ids[i] >= row.rows || (refuse_negative && ids[i] < 0 && ids[i] != row.padding_idx)) return false;
+    if (ids[i] >= row.rows || (refuse_negative && ids[i] < 0 && ids[i] != padding)) return false;
   return true;
 }
 
@@ -58,15 +75,15 @@ bool lazy_adam(Arguments &in) {
     auto &row = rows[i];
     const Tensor var_ = in.at(var, i), gradient_ = in.at(gradient, i), ids = in.at(indices, i), m_ = in.at(m, i),
                  v_ = in.at(v, i);
-    in.require(in.plain() && var_.dim == 2 && var_.is_float() && gradient_.is_float());
+    in.require(in.plain() && is_table(var_) && var_.is_float() && gradient_.is_float());
     if (!in.plain()) return false;
-    row.rows = var_.sizes[0];
-    row.dim = var_.sizes[1];
+    row.rows = rows_of(var_);
+    row.dim = dim_of(var_);
     for (const Tensor &state : {m_, v_}) in.require(state.is(ANYFUSE_FLOAT32) && state.has_shape_of(var_));
     in.require(is_mask(ids) || ids.is(ANYFUSE_INT32) || ids.is(ANYFUSE_INT64));
     in.require(!ids.given() || ids.dim == 1 || (ids.dim == 2 && ids.sizes[1] == 1));
     row.n = ids.given() && in.plain() ? ids.sizes[0] : row.rows;
-    in.require((!is_mask(ids) || (row.n == row.rows && ids.dim < 2)) && gradient_.has_shape(row.n, row.dim));
+    in.require((!is_mask(ids) || (row.n == row.rows && ids.dim < 2)) && has_rows_of(gradient_, var_, row.n));
     row.gradient = gradient_.data;
     row.indices = ids.data;
     row.m = m_.data;

@@ -5,7 +5,7 @@ On an NPU: python mindspeed_training.py. Without one: anyfuse run mindspeed_trai
 
 import torch
 import torch_npu
-from mindspeed.core.optimizer.fused_ema_adamw import FusedEmaAdamW
+from mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw import FusedEmaAdamW
 
 torch.manual_seed(0)
 device = torch.device("npu:0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -139,31 +139,28 @@ def function(name: str, params: type[Struct]) -> Callable[[Struct], None]:
     return call
 
 
-def describer(exchange_api: Any) -> Callable[[list[Any], int], None] | None:
-    """Describes the objects of a list, into an array of `anyfuse_description` at an address.
-
-    `exchange_api` is the capsule of functions that their class has by the DLPack standard; None for one of another
-    major version, or without the function that is needed.
-    """
-    get_pointer, get_item = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyList_GetItem
-    get_pointer.restype, get_pointer.argtypes = pointer, [ctypes.py_object, ctypes.c_char_p]
-    table = get_pointer(exchange_api, b"dlpack_exchange_api")
-    major = u32.from_address(table).value
-    look = (pointer * 7).from_address(table)[5]  # the words: version, an older table, five functions
-    if major != 1 or look is None:
-        return None
-    item = ctypes.cast(get_item, pointer).value
-    native = ctypes.PyDLL(str(LIBRARY)).anyfuse_describe  # with Python's lock, and raising Python's exceptions
-    native.argtypes = [ctypes.py_object, i64, pointer, pointer, pointer]
-
-    def describe(tensors: list[Any], address: int) -> None:
-        check(native(tensors, len(tensors), item, look, address), "describe")
-
-    return describe
-
-
 # Kinds of errors that an operator's general implementation hands to the native door.
 RUNTIME_ERROR, VALUE_ERROR, INDEX_ERROR = (CONSTANTS[f"ANYFUSE_{kind}_ERROR"] for kind in ("RUNTIME", "VALUE", "INDEX"))
+
+
+#: A strided tensor: its first element's address, sizes, strides in elements, and the bytes of an element.
+Layout = tuple[int, Sequence[int], Sequence[int], int]
+
+#: What `overlap` answers; undecided is a question whose work would be beyond a fixed limit.
+APART, OVERLAP, UNDECIDED = (CONSTANTS[f"ANYFUSE_{answer}"] for answer in ("APART", "OVERLAP", "UNDECIDED"))
+
+
+def overlap(a: Layout, b: Layout | None = None) -> int:
+    """Whether an element of `a` has a byte in common with one of `b`; of `a` alone: whether two of its indices lead to
+    one element. Decided by arithmetic, in about 10 µs, however many elements there are."""
+    view: Any = struct("anyfuse_view")
+    kept, views = [], []
+    for address, sizes, strides, width in (a,) if b is None else (a, b):
+        numbers = [(i64 * len(sizes))(*sizes), (i64 * len(sizes))(*strides)]
+        kept.append(numbers)
+        views.append(view(address, 0, *map(addressof, numbers), len(sizes), 8 * width))
+    compared = _library.anyfuse_overlap_itself if b is None else _library.anyfuse_overlap
+    return int(compared(*map(ctypes.byref, views)))
 
 
 def register_operators() -> None:
@@ -178,6 +175,16 @@ def register_operators() -> None:
 def go_generally(on: bool = True) -> None:
     """Sends every call of an operator to its general implementation, as settings are in use that only Python sees."""
     _library.anyfuse_torch_generally(int(on))
+
+
+def together() -> None:
+    """From here to `together_end`, in this thread, plain calls of operators over lists are checked and wait."""
+    _library.anyfuse_torch_together()
+
+
+def together_end(run: bool) -> None:
+    """Runs the calls that wait, or drops them."""
+    check(_library.anyfuse_torch_together_end(int(run)), "together")
 
 
 def refuse(kind: int, message: str) -> None:

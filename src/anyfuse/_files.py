@@ -3,20 +3,20 @@ written appears whole or not at all."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
-import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Writer = Callable[[BinaryIO], None]
+from ._saving import Writer, naming, saving
 
 #: Files hold little-endian elements.
 _UNSIGNED = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -33,6 +33,10 @@ class Folder:
 
     def path(self, name: str) -> Path:
         """The real path of a file of this folder; the file need not exist."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:  # JSON can name half a character
+            raise ValueError(f"{name!r} is no file of {self.name}: it is no text") from None
         inside = bool(name) and "\0" not in name and not os.path.isabs(name) and ".." not in Path(name).parts
         real = Path(os.path.realpath(self.root / name)) if inside else self.root
         if real == self.root or not real.is_relative_to(self.root):
@@ -68,8 +72,8 @@ class Folder:
             what = "short" if size < nbytes else "long"
             raise ValueError(f"{name!r} in {self.name} is too {what}: it has {size} bytes; accepted: {nbytes}")
 
-    def load(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A tensor from its raw little-endian elements."""
+    def load(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], sha256: str | None = None) -> Tensor:
+        """A tensor from its raw little-endian elements; refused where they are others than those of the digest."""
         count = 1
         for length in shape:
             count *= length
@@ -78,45 +82,25 @@ class Folder:
             raw = np.fromfile(file, _UNSIGNED[dtype.itemsize], count)
         if raw.size != count:  # shortened since it was looked at
             raise ValueError(f"{name!r} in {self.name} is too short: it has {raw.nbytes} bytes")
+        if sha256 not in (None, hashlib.sha256(raw.data).hexdigest()):
+            advice = "the file that was written with it, or a manifest without its sha256"
+            raise ValueError(f"{name!r} in {self.name} is not the file that the manifest describes; accepted: {advice}")
         if sys.byteorder == "big":
             raw = raw.byteswap().view(raw.dtype.newbyteorder("="))
         # numpy's unsigned integers as torch's signed ones of the same width, then the dtype itself
         return torch.from_numpy(raw.view(f"i{dtype.itemsize}")).view(dtype).reshape(shape)
 
-    def write(self, files: Mapping[str, Writer], outdated: Iterable[str] = ()) -> None:
-        """Writes files. Each is completed under a temporary name beside its place; only when all are does the first
-        appear, in the order given, so that an error, a full disk or Ctrl-C leaves no part of one behind. `outdated`
-        files are removed just before: until then nothing that was there is lost."""
+    def write(self, files: Mapping[str, Writer], last: str, outdated: Iterable[str] = ()) -> None:
+        """Writes files, as `saving` does: all or none, `last` after the others. `outdated` ones of an older save go."""
         outdated = list(outdated)
-        waiting: dict[Path, Path] = {}
-        try:
+        for name in (*files, *outdated):
+            self.size(name)  # refuses to replace a folder or a device
+        with saving(self.root, last, outdated) as waiting:
             for name, writer in files.items():
-                target = self.path(name)
-                self.size(name)  # refuses to replace a folder or a device
+                target = waiting / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
-                waiting[temporary] = target  # before it exists: Ctrl-C may come at any moment
-                try:
-                    with open(temporary, "xb") as file:
-                        writer(file)
-                        file.flush()
-                        os.fsync(file.fileno())
-                except OSError as error:  # a full disk, which does not say where
-                    raise OSError(error.errno, error.strerror, str(target)) from error
-            for name in outdated:
-                self.remove(name)
-            for temporary_path, target in list(waiting.items()):
-                os.replace(temporary_path, target)
-                del waiting[temporary_path]
-        finally:
-            for temporary_path in waiting:
-                with contextlib.suppress(FileNotFoundError):
-                    temporary_path.unlink()
-
-    def remove(self, name: str) -> None:
-        """Removes a file if it is there."""
-        if self.size(name) is not None:
-            self.path(name).unlink()
+                with naming(target, self.root / name), open(target, "xb") as file:
+                    writer(file)
 
 
 def tensor_writer(tensor: Tensor) -> Writer:
@@ -128,6 +112,19 @@ def tensor_writer(tensor: Tensor) -> Writer:
         file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).data)  # `tofile` hides what the system said
 
     return write
+
+
+def digest_of(writer: Writer) -> str:
+    """SHA-256 of what a writer writes."""
+    found = hashlib.sha256()
+
+    class Sink(BytesIO):
+        def write(self, data: Any) -> int:
+            found.update(data)
+            return len(data)
+
+    writer(Sink())
+    return found.hexdigest()
 
 
 def text_writer(text: str) -> Writer:

@@ -27,13 +27,40 @@ PRODUCTS = {
 }
 
 
-def product_of(text: str) -> str | None:
-    """The product of a name as people type it: any case, and a chip's own ending (Ascend910B3, ascend310p3)."""
-    low = text.lower()
-    for name in PRODUCTS:
-        if low == name.lower() or (name != ANY and re.fullmatch(f"{name.lower()}[a-z0-9_-]+", low)):
-            return name
-    return None
+#: What a product and its chips are called, in any case: patterns that Python and POSIX read alike.
+NAMES = {
+    ANY: "any",
+    "Ascend910B": "ascend910b([0-9][0-9a-z_-]*)?",
+    "Ascend910_93": "ascend910_93[0-9]*|ascend910c",
+    "Ascend950": "ascend950((pr|dt)[0-9a-z_]*)?|ascend910_95[0-9]*",
+    "Ascend310P": "ascend310p([0-9][0-9a-z_]*)?",
+    "KirinX90": "kirinx90",
+    "Kirin9030": "kirin9030",
+}
+
+#: Products of which no operator here is documented, so that they have no profile.
+WITHOUT_PROFILE = {
+    "Atlas 200I/500 A2": "ascend310b[0-9a-z_]*",
+    "Atlas training series": "ascend910((a|pro|premium)[0-9a-z_]*)?",
+}
+
+
+def product_of(name: Any) -> str | None:
+    """The product that a name means, its own or a chip's, in any case ("ascend910b", "Ascend910B3"); None otherwise."""
+    return next((product for product, names in NAMES.items() if _is(name, names)), None)
+
+
+def product_named(what: str, name: Any) -> str:
+    """The product that a name means. ValueError for another one; `what` begins the message."""
+    product = product_of(name)
+    if product is not None:
+        return product
+    sold = [f" ({words}: no profile)" for words, names in WITHOUT_PROFILE.items() if _is(name, names)]
+    raise ValueError(f"{what} is {name!r}{''.join(sold)}; accepted: {', '.join(map(repr, PRODUCTS))}")
+
+
+def _is(name: Any, names: str) -> bool:
+    return isinstance(name, str) and re.fullmatch(names, name, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -300,7 +327,7 @@ def _c_rules(limits: Limits) -> Iterator[tuple[str, str, Sequence[Any]]]:
 def c_rows() -> Iterator[str]:
     """The lines of products.inc: products, the operator of each function on each product, and its rules."""
     for name in PRODUCTS:
-        yield f'PRODUCT("{name}")'
+        yield f'PRODUCT("{name}", "{NAMES[name]}")'
     for operator in OPERATORS.values():
         for function in operator.faces:
             if function == "python":

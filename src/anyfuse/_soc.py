@@ -14,17 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from . import _core
-from ._checks import dtype_name, kind, names, one_of
-from ._products import ANY, OPERATORS, PRODUCTS, Limits, product_of, rank_words
+from ._checks import dtype_name, kind, names
+from ._products import ANY, OPERATORS, Limits, product_named, rank_words
 
-
-def _named(source: str, value: str) -> str:
-    """The product that a name means; ValueError for another one, with the source it came from."""
-    name = product_of(value) if isinstance(value, str) else None
-    return one_of(source, value, tuple(PRODUCTS)) if name is None else name
-
-
-_default_product = _named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
+_default_product = product_named("ANYFUSE_SOC", os.environ.get("ANYFUSE_SOC", ANY))
 if _default_product != ANY:
     _core.go_generally()
 _product: ContextVar[str] = ContextVar("anyfuse_soc", default=_default_product)
@@ -41,7 +34,7 @@ def soc(name: str) -> Iterator[None]:
 
     Raises ValueError for another name.
     """
-    name = _named("soc", name)
+    name = product_named("soc", name)
     if name != ANY:
         _core.go_generally()
     token = _product.set(name)
@@ -87,7 +80,7 @@ class Profiles:
 
 def limits_on(name: str, profiles: Profiles | None) -> dict[str, str] | None:
     """What a product takes of an operator, argument by argument in words; None where it does not have the operator."""
-    name = _named("soc", name)
+    name = product_named("soc", name)
     if name == ANY or profiles is None:
         return {}
     limits = profiles.limits.get(name)

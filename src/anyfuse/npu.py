@@ -20,13 +20,11 @@ from .ops import quant_grouped_matmul_dequant as grouped
 from .ops import quant_matmul_dequant as matmul
 from .ops._register import implement
 
-INT4, HIFLOAT8 = 285, 290  # torch_npu's numbers of types that torch has not
-
-#: What torch_npu takes for each y_dtype.
-_Y_DTYPES: dict[str, Any] = {
+#: torch_npu's numbers of the y_dtypes that torch has no dtype for, and dtypes for the rest.
+Y_DTYPES: dict[str, Any] = {
     "int8": torch.int8,
-    "int4": INT4,
-    "hifloat8": HIFLOAT8,
+    "int4": 285,
+    "hifloat8": 290,
     "float8_e5m2": torch.float8_e5m2,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
@@ -109,7 +107,7 @@ def add_rms_norm_dynamic_quant(call: norm.Call) -> norm.Results:
         beta=call.beta,
         epsilon=call.epsilon,
         output_mask=None if call.outputs == by_scales else list(call.outputs),
-        y_dtype=_Y_DTYPES[call.y_dtype],
+        y_dtype=Y_DTYPES[call.y_dtype],
     )
     if call.y_dtype == "int4":  # words of eight codes; here two share a byte
         y1, y2 = (y.view(torch.uint8) if made else y for y, made in zip((y1, y2), call.outputs, strict=True))

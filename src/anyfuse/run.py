@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -20,6 +21,19 @@ def execute(script: str, arguments: list[str], device: str = "cpu") -> dict[str,
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        return runpy.run_path(script, run_name="__main__")
+        return runpy.run_path(script, run_name="__main__") if Path(script).is_file() else _run_stream(script)
     finally:
         sys.argv, sys.path[:] = argv, path
+
+
+def _run_stream(script: str) -> dict[str, Any]:
+    """Runs a script that can be read once alone, such as a pipe: `runpy` reads twice."""
+    code = compile(Path(script).read_bytes(), script, "exec")
+    before, main = sys.modules["__main__"], ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
+    try:
+        exec(code, vars(main))
+    finally:
+        sys.modules["__main__"] = before
+    return vars(main)

@@ -106,13 +106,13 @@ def bench(
         with progress({at: len(chosen)}, hidden=json_) as advance:
             measured.append(measure(REGISTRY[name], item, settings, partial(_say, advance, at, number)))
         show(measured[-1], console)
-    whole = results.assemble(machine(), asdict(settings), measured)
-    if out is not None:
-        results.write(whole, out)
+        whole = results.assemble(machine(), asdict(settings), measured)
+        if out is not None:  # after each case: a run that is ended leaves what it has measured
+            results.write(whole, out)
+        if report_file is not None:
+            _write_page(report_file, [*before, whole])
     if plot_file is not None:
         plot.draw(whole, plot_file)
-    if report_file is not None:
-        _write_page(report_file, [*before, whole])
     if json_:
         print_json(whole)
     conclude(whole, console)
@@ -124,10 +124,13 @@ def _check_files(report_file: Path | None, history: list[Path] | None, run: bool
         raise ValueError("--history and --no-run are for the page: name it by --report")
     if not run and any(path is not None for path in others):
         raise ValueError("--out and --plot write what was timed; --no-run times nothing")
-    if report_file is not None:
-        from anyfuse.html import check_path
-
-        check_path(report_file)
+    if report_file is None:
+        from anyfuse._saving import check_path
+    else:
+        from anyfuse.html import check_path  # the same, where what pages need is installed
+    for path in (report_file, *others):
+        if path is not None:
+            check_path(path)
     for path in history or []:
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; accepted: a results file or a folder of them")

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
@@ -33,20 +34,26 @@ def print_json(value: Any) -> None:
     print(json_text(value))
 
 
+SILENCE = 5.0  # seconds between two lines of progress where there is no terminal
+
+
 @contextmanager
 def progress(totals: Mapping[str, int | None], hidden: bool, each: int | None = None) -> Iterator[Advance]:
-    """Bars on stderr while the block runs, one for each thing to do: none in pipes, nor where `hidden`.
+    """Bars on stderr while the block runs, one for each thing to do; in pipes a line now and then. None if `hidden`.
 
     Yields a function that is told what went on: a bar's name, how many steps are done (None: one more), and the words
     beside the bar. A bar whose total is None shows only that something goes on; a name that is not in `totals` gets a
     bar of `each` when it is first told of.
     """
+    console = Console(stderr=True)
+    if not hidden and not console.is_terminal:
+        yield _Lines(totals, each)
+        return
     columns = (
         TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         TextColumn("{task.fields[words]}"),
     )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
         tasks = {name: bars.add_task(name, total=total, words="") for name, total in totals.items()}
 
         def advance(name: str, done: int | None = None, words: str = "") -> None:
@@ -55,6 +62,24 @@ def progress(totals: Mapping[str, int | None], hidden: bool, each: int | None = 
             bars.update(tasks[name], completed=done, advance=1 if done is None else None, words=words)
 
         yield advance
+
+
+class _Lines:
+    """Progress as lines for logs. What is over in `SILENCE` seconds says nothing."""
+
+    def __init__(self, totals: Mapping[str, int | None], each: int | None) -> None:
+        self.totals, self.each = totals, each
+        self.done: dict[str, int] = {}
+        self.told = time.monotonic()
+
+    def __call__(self, name: str, done: int | None = None, words: str = "") -> None:
+        self.done[name] = self.done.get(name, 0) + 1 if done is None else done
+        if time.monotonic() - self.told < SILENCE:
+            return
+        self.told = time.monotonic()
+        total = self.totals.get(name, self.each)
+        count = "" if total is None else f"{self.done[name]} of {total}"
+        print(": ".join(("anyfuse", name, ", ".join(filter(None, (count, words))))), file=sys.stderr, flush=True)
 
 
 def table(title: str, *columns: str, numbers: tuple[str, ...] = (), wrap: tuple[str, ...] = ()) -> Table:

@@ -42,6 +42,7 @@ def demo(
 
     Exit status: 0 every figure is within its limit, 1 one misses, 2 an error or wrong usage.
     """
+    from anyfuse._saving import write_file
     from anyfuse.demo import picture, study
 
     out.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def demo(
     if drawable:
         picture.draw(result, out / PICTURE)
     text = json_text(result.to_json())
-    (out / FIGURES).write_text(text + "\n")
+    write_file(out / FIGURES, (text + "\n").encode())
     if json_:
         print(text)
     else:

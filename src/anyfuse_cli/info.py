@@ -51,10 +51,10 @@ def info(
 def show_product(name: str, json_: bool) -> None:
     """Prints each operator's limits on a product, from the tables that calls are checked with."""
     from anyfuse._opspec import REGISTRY
-    from anyfuse._products import PRODUCTS, product_of
+    from anyfuse._products import PRODUCTS, product_named
     from anyfuse._soc import limits_on
 
-    name = product_of(name) or name
+    name = product_named("soc", name)
     limits = {spec.name: limits_on(name, spec.profiles) for spec in REGISTRY.values()}
     if json_:
         print_json({"soc": name, "product": PRODUCTS[name], "operators": limits})

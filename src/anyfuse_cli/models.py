@@ -60,8 +60,7 @@ def quantize(
             advance=lambda done, total: advance("calibrate and quantize", done=0, words=f"{done} of {total} linears"),
         )  # fmt: skip
         advance("write", done=0)
-        save_quantized(float_model, out)
-        tokenizer.save_pretrained(out)
+        save_quantized(float_model, out, tokenizer=tokenizer)
     if json_:
         print_json({**asdict(report), "out": str(out)})
         return

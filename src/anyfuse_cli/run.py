@@ -15,12 +15,13 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(help="What the script finds in sys.argv.")] = None,
     device: Annotated[str, typer.Option("--device", help="What stands in for the NPU: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Run a script written for torch_npu, MindSpeed or mxRec here, without an NPU.
+    """Run a script that uses names of torch_npu, MindSpeed or mxRec here, without an NPU.
 
     \b
     Examples:
     $ anyfuse run train.py --epochs 3
     $ anyfuse run --device cuda serve.py
+    $ cat train.py | anyfuse run /dev/stdin
 
     Exit status: the script's, 1 after its traceback (130 after Ctrl-C), 2 an error or wrong usage.
     """

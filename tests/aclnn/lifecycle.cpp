@@ -2,6 +2,10 @@
 #include <aclnnop/aclnn_apply_fused_ema_adam.h>
 #include <aclnnop/aclnn_lazy_adam.h>
 
+#include <cfenv>
+#include <chrono>
+#include <thread>
+
 #include "program.h"
 
 namespace {
@@ -236,17 +240,75 @@ void work_waits_for_an_event() {
     CHECK_OK(aclrtRecordEvent(event, first));
     CHECK_CODE(ACLNN_ERR_PARAM_INVALID, aclrtSynchronizeStream(second));
     CHECK_OK(aclrtSynchronizeStream(second));
-    // a stream that waits for ever can be destroyed
+    // the end of a stream waits for what it has to do
+    CHECK_OK(aclrtResetEvent(event, first));
+    CHECK_OK(aclrtStreamWaitEvent(second, event));
+    const float before = ema.var.get<float>()[0];
+    CHECK_OK(ema.phase1());
+    CHECK_OK(ema.phase2(second));
+    aclrtContext context = nullptr;
+    CHECK_OK(aclrtGetCurrentContext(&context));
+    std::thread recorder([&] {
+      CHECK_OK(aclrtSetCurrentContext(context));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      CHECK_OK(aclrtRecordEvent(event, first));
+    });
+    CHECK_OK(aclrtDestroyStream(second));
+    CHECK(ema.var.get<float>()[0] != before);
+    recorder.join();
+    // a stream that waits for ever can be destroyed by force
+    CHECK_OK(aclrtCreateStream(&second));
     CHECK_OK(aclrtResetEvent(event, first));
     CHECK_OK(aclrtStreamWaitEvent(second, event));
     CHECK_OK(ema.phase1());
     CHECK_OK(ema.phase2(second));
-    CHECK_OK(aclrtDestroyStream(second));
+    CHECK_OK(aclrtDestroyStreamForce(second));
     CHECK_OK(aclrtRecordEvent(event, first));
     CHECK_OK(aclrtDestroyEvent(event));
     CHECK_OK(aclrtDestroyStream(first));
   }
   end();
+}
+
+// Sizes that no memory has, sizes that are not known, and types that are none.
+void descriptions() {
+  const int64_t huge[3] = {INT64_MAX, INT64_MAX, 3}, open[2] = {-1, 3}, shape[2] = {5, 3};
+  const aclDataType none = static_cast<aclDataType>(99);
+  CHECK(aclCreateTensorDesc(ACL_FLOAT, 3, huge, ACL_FORMAT_ND) == nullptr);
+  CHECK(std::string(aclGetRecentErrMsg()).find("more elements than memory can hold") != std::string::npos);
+  aclTensorDesc *unknown = aclCreateTensorDesc(ACL_FLOAT, 2, open, ACL_FORMAT_ND);
+  aclTensorDesc *known = aclCreateTensorDesc(ACL_FLOAT, 2, shape, ACL_FORMAT_ND);
+  aclTensorDesc *odd = aclCreateTensorDesc(none, 2, shape, ACL_FORMAT_ND);
+  CHECK(aclGetTensorDescElementCount(unknown) == 0 && aclGetTensorDescSize(unknown) == 0);
+  CHECK(aclGetTensorDescElementCount(known) == 15 && aclGetTensorDescSize(known) == 60);
+  CHECK(aclGetTensorDescType(odd) == none && aclGetTensorDescSize(odd) == 0 && aclDataTypeSize(none) == 0);
+  for (aclTensorDesc *desc : {unknown, known, odd}) aclDestroyTensorDesc(desc);
+}
+
+// Every half and what lies around it, whatever the caller's mode rounds.
+void halves() {
+  for (int mode : {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD}) {
+    std::fesetround(mode);
+    for (uint32_t bits = 0; bits < 0x7C00; ++bits) {
+      const aclFloat16 half = static_cast<aclFloat16>(bits);
+      const float value = aclFloat16ToFloat(half);
+      uint32_t word;
+      std::memcpy(&word, &value, 4);
+      const auto of = [](uint32_t around) {
+        float number;
+        std::memcpy(&number, &around, 4);
+        return aclFloatToFloat16(number);
+      };
+      CHECK(of(word) == half && of(word + 1) == half && (bits == 0 || of(word - 1) == half));
+      const float next = aclFloat16ToFloat(static_cast<aclFloat16>(bits + 1));
+      uint32_t end;
+      std::memcpy(&end, &next, 4);
+      if (bits >= 0x400 && bits < 0x7BFF) CHECK(of(word + (end - word) / 2) == (half + (bits & 1)));  // a tie: to even
+    }
+    const float ties[] = {0x1p-25f, 0x1.8p-24f, 0x1.4p-23f};  // half, 1.5 and 2.5 of the smallest half
+    CHECK(aclFloatToFloat16(ties[0]) == 0 && aclFloatToFloat16(ties[1]) == 2 && aclFloatToFloat16(ties[2]) == 2);
+  }
+  std::fesetround(FE_TONEAREST);
 }
 
 void tensors() {
@@ -431,6 +493,8 @@ int main() {
   memory();
   streams_and_events();
   work_waits_for_an_event();
+  descriptions();
+  halves();
   tensors();
   dead_tensors_in_a_call();
   executors();

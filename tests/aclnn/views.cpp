@@ -141,6 +141,21 @@ void shared_memory() {
     aclTensor *repeated =
         aclCreateTensor(shape.data(), 2, ACL_FLOAT, still.data(), 0, ACL_FORMAT_ND, shape.data(), 2, a.data);
     CHECK_CODE(161002, call(repeated, right));
+    // strides that meet in themselves, of more elements than could be listed
+    const Dims many = {65536, 65536}, meeting = {1, 1}, apart = {131071, 2};
+    const auto nowhere = [&](const Dims &steps) {
+      return aclCreateTensor(many.data(), 2, ACL_FLOAT, steps.data(), 0, ACL_FORMAT_ND, many.data(), 2, nullptr);
+    };
+    aclTensor *all = nowhere(meeting), *separate = nowhere(apart);
+    const auto call_on = [&](aclTensor *var) {
+      return aclnnApplyFusedEmaAdamGetWorkspaceSize(separate, var, separate, separate, separate, step.tensor, .1, .9,
+                                                    .9, .999, 1e-8, 1, true, 0, &size, &executor);
+    };
+    CHECK_CODE(161002, call_on(all));
+    CHECK(std::string(aclGetRecentErrMsg()).find("varRef has elements that share memory") != std::string::npos);
+    CHECK_OK(call_on(separate));
+    CHECK_OK(aclDestroyAclOpExecutor(executor));
+    for (aclTensor *tensor : {all, separate}) CHECK_OK(aclDestroyTensor(tensor));
     for (aclTensor *tensor : {left, middle, right, repeated}) CHECK_OK(aclDestroyTensor(tensor));
   }
   end();
@@ -168,6 +183,32 @@ struct GammaRow {
   int64_t n;
   Box x1, x2, gamma, x, scale;
 };
+
+// int8 codes and the scale of each row in one record of 68 bytes: no byte is shared.
+void codes_beside_their_scale() {
+  begin();
+  {
+    GammaRow in({1, -2, 3, 127});
+    NormCall call;
+    const Box plain({2, 4}, ACL_INT8), memory({2, 17}, ACL_FLOAT);
+    const Dims shape = {2, 4}, rows = {2}, pitch = {68, 1}, words = {17};
+    aclTensor *codes =
+        aclCreateTensor(shape.data(), 2, ACL_INT8, pitch.data(), 60, ACL_FORMAT_ND, shape.data(), 2, memory.data);
+    const auto scale_at = [&](int64_t word) {
+      return aclCreateTensor(rows.data(), 1, ACL_FLOAT, words.data(), word, ACL_FORMAT_ND, rows.data(), 1, memory.data);
+    };
+    aclTensor *over = scale_at(15), *beside = scale_at(16);
+    CHECK_OK(call.phase1(in.x1.tensor, in.x2.tensor, in.gamma.tensor, plain.tensor, in.x.tensor, in.scale.tensor));
+    CHECK_OK(call.phase2());
+    CHECK_CODE(161002, call.phase1(in.x1.tensor, in.x2.tensor, in.gamma.tensor, codes, in.x.tensor, over));
+    CHECK_OK(call.phase1(in.x1.tensor, in.x2.tensor, in.gamma.tensor, codes, in.x.tensor, beside));
+    CHECK_OK(call.phase2());
+    const std::vector<float> record = memory.get<float>();
+    CHECK(record[16] == 1 && record[33] == 1 && std::memcmp(&record[15], plain.get<int8_t>().data(), 4) == 0);
+    for (aclTensor *tensor : {codes, over, beside}) CHECK_OK(aclDestroyTensor(tensor));
+  }
+  end();
+}
 
 void int4_outputs() {
   begin();
@@ -319,6 +360,7 @@ int main() {
   in_place_through_views();
   workspaces();
   shared_memory();
+  codes_beside_their_scale();
   int4_outputs();
   output_over_an_input();
   outputs_left_alone();

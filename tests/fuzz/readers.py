@@ -3,7 +3,7 @@
 As a program, a coverage-guided search by Atheris (`pip install atheris`), which takes options of libFuzzer; `run.sh`
 starts it:
 
-    python tests/fuzz/readers.py manifest|quantized PROGRAM [CORPUS] [-max_total_time=600]
+    python tests/fuzz/readers.py manifest|quantized|float PROGRAM [CORPUS] [-max_total_time=600]
 
 PROGRAM starts the same again with other options, which `-merge=1` does.
 """
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 Note = Callable[[str], object]
 
@@ -69,13 +70,19 @@ PARTS = ("file", "header", "recipe", "config")
 
 
 def make_quantized(folder: Path) -> None:
+    """As another writer would: without digests, which would refuse every other config before it is read."""
     import transformers
 
     import anyfuse
+    from anyfuse.models.storage import FILE
 
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
     anyfuse.quantize_(model, calibration=None)
     anyfuse.save_quantized(model, folder)
+    parts = parts_of(folder)
+    header = json.loads(parts["header"])
+    del header["__metadata__"]["companions"]
+    (folder / FILE).write_bytes(with_header(parts["file"], json.dumps(header).encode()))
 
 
 def parts_of(folder: Path) -> dict[str, bytes]:
@@ -94,6 +101,24 @@ def with_header(file: bytes, header: bytes) -> bytes:
     return struct.pack("<Q", len(header)) + header + file[8 + old :]
 
 
+MEMORY = 256 << 10  # KiB that reading a tiny model's files may take at most, whatever they say
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Fails where memory beyond `MEMORY` was taken meanwhile, also for a moment."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS:")
+    yield
+    taken = _status("VmHWM:") - before
+    assert taken < MEMORY, f"{taken} KiB were taken"
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
 def read_quantized(folder: Path, content: bytes, note: Note = ignore) -> None:
     """A saved model of which one part, by the first byte, is the rest of the bytes."""
     import anyfuse
@@ -107,24 +132,90 @@ def read_quantized(folder: Path, content: bytes, note: Note = ignore) -> None:
         header["__metadata__"]["recipe"] = value.decode(errors="replace")
         value = json.dumps(header).encode()
     with replaced(path, value if part in ("file", "config") else with_header(good, value)):
-        try:
-            anyfuse.load_quantized(folder)
-            note(f"{part}: accepted")
-        except (ValueError, OSError) as error:
-            note(f"{part}: {type(error).__name__}")
-            assert str(error), "an error without a word"
+        _refused_or_read(part, lambda: anyfuse.load_quantized(folder), note)
+
+
+def _refused_or_read(part: str, read: Callable[[], object], note: Note) -> None:
+    try:
+        with watched():
+            read()
+        note(f"{part}: accepted")
+    except (ValueError, OSError) as error:
+        note(f"{part}: {type(error).__name__}")
+        assert str(error), "an error without a word"
+
+
+# ---- a float model and its tokenizer ----
+
+FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", "model.gguf")
+
+
+def make_float(folder: Path) -> None:
+    """A tiny Llama and a tokenizer of bytes, as transformers writes them, and the same as a GGUF file."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*signs, signs[5] + signs[6]]
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "vocab_size": len(words)})).eval()
+    model.save_pretrained(folder)
+    bytewise = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=bytewise).save_pretrained(folder)
+    _write_gguf(folder / "model.gguf", model, words)
+
+
+def _write_gguf(path: Path, model: Any, words: list[str]) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(SIZES["max_position_embeddings"])
+    writer.add_embedding_length(SIZES["hidden_size"])
+    writer.add_feed_forward_length(SIZES["intermediate_size"])
+    writer.add_block_count(SIZES["num_hidden_layers"])
+    writer.add_head_count(SIZES["num_attention_heads"])
+    writer.add_head_count_kv(SIZES["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_rope_freq_base(1e4)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    writer.add_token_merges([f"{words[5]} {words[6]}"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, SIZES["num_hidden_layers"])
+    heads = {"q_proj": SIZES["num_attention_heads"], "k_proj": SIZES["num_key_value_heads"]}
+    for name, tensor in model.state_dict().items():
+        count = heads.get(name.split(".")[-2])
+        if count is not None:  # these files hold the two halves of a head's rows interleaved
+            tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_float(folder: Path, content: bytes, note: Note = ignore) -> None:
+    """A float model, opened as the commands do, of which one file, by the first byte, is the rest of the bytes."""
+    from anyfuse.models.command import open_model
+
+    name, value = FILES[content[0] % len(FILES) if content else 0], content[1:]
+    path = folder / name
+    with replaced(path, value):
+        _refused_or_read(name, lambda: open_model(path if name == "model.gguf" else folder), note)
 
 
 HARNESSES: dict[str, tuple[Callable[[Path], None], Callable[[Path, bytes], None]]] = {
     "manifest": (make_case, read_manifest),
     "quantized": (make_quantized, read_quantized),
+    "float": (make_float, read_float),
 }
 
 
 def main(name: str, command: list[str]) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["anyfuse.verify", "anyfuse.models", "json"]):
+    with atheris.instrument_imports(include=["anyfuse.verify", "anyfuse._files", "anyfuse.models", "json"]):
         import json.decoder
         import json.scanner
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Coverage-guided fuzzing of the C core and the C face (libFuzzer, with AddressSanitizer and checks for undefined
-# behaviour) and of the readers of manifests and quantized models (Atheris), each for some time. A finding ends the
+# behaviour) and of the readers of manifests and models (Atheris), each for some time. A finding ends the
 # script with an error and leaves the input in the build folder.
 #
-#     tests/fuzz/run.sh [SECONDS each] [core|face|manifest|quantized]...
-#     tests/fuzz/run.sh keep [core|face|manifest|quantized]...    makes what was found part of tests/fuzz/corpus
+#     tests/fuzz/run.sh [SECONDS each] [core|face|manifest|quantized|float]...
+#     tests/fuzz/run.sh keep [core|face|manifest|quantized|float]...    makes what was found part of tests/fuzz/corpus
 #
 # CC, CXX name Clang; PYTHON an interpreter with torch, transformers and atheris; BUILD a folder (default: build/fuzz).
 set -euo pipefail
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 task=${1:-600}
 shift $(($# > 0))
 names=("$@")
-[ $# = 0 ] && names=(core face manifest quantized)
+[ $# = 0 ] && names=(core face manifest quantized float)
 build=${BUILD:-build/fuzz}
 
 build_c() {

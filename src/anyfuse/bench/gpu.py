@@ -39,6 +39,7 @@ from .. import __version__
 from .._bits import clone_with_storage, same_bits
 from .._checks import dtype_name
 from .._opspec import REGISTRY, OpSpec
+from .._saving import write_file
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.apply_adam_w_quant import apply_adam_w_quant_
 from ..ops.apply_fused_ema_adamw import apply_fused_ema_adamw_
@@ -538,9 +539,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
     def keep(report: dict[str, Any]) -> None:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n")
-        (options.output / "gpu.md").write_text(markdown(report))
+        write_file(options.output / "gpu.json", (json.dumps(report, indent=2) + "\n").encode())
+        write_file(options.output / "gpu.md", markdown(report).encode())
 
     report = measured(options.quick, options.device, keep, options.seconds)
     print(markdown(report))

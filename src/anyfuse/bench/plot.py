@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .._saving import write_file
+
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Writes the plot of a report; the suffix chooses the format. ValueError without matplotlib."""
@@ -23,8 +25,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
         f"{machine['cpu']}, {report['settings']['threads']} threads, {machine['target']}, {report['date'][:10]}",
         fontsize=9,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    path = path if path.suffix else path.with_suffix(".png")
+    write_file(path, lambda file: figure.savefig(file, format=path.suffix[1:], dpi=120))
 
 
 def _bars(axes: Any, result: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from .._saving import write_file
 
 SCHEMA_NAME = "anyfuse-bench/1"
 
@@ -89,10 +90,7 @@ def assemble(machine: Mapping[str, Any], settings: Mapping[str, Any], results: l
 def write(report: dict[str, Any], path: Path) -> None:
     """Writes a results file, whole or not at all."""
     validate(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(beside, path)
+    write_file(path, (json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def read(paths: Iterable[Path], say: Callable[[str], None]) -> list[Run]:

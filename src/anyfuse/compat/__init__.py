@@ -3,20 +3,44 @@
     import anyfuse.compat
     anyfuse.compat.install()          # or: anyfuse run script.py
 
-makes `torch_npu`, `mindspeed.ops.npu_apply_fused_ema_adamw`, `mindspeed.core.optimizer.fused_ema_adamw`,
-`mx_rec.optimizers.lazy_adam` and `torch.npu` importable, and lets tensors go to "npu": they stay on the stand-in
-device. Nothing of this happens on import, and never where a real torch_npu is installed. What is the same and what
-differs is listed in docs/migration-ascend.md.
+makes `torch_npu`, `torch.npu`, MindSpeed's operator and optimizer and mxRec's optimizer importable, registers
+`torch.ops.npu.*`, and lets tensors go to "npu": they stay on the stand-in device. Nothing of this happens on import,
+and never where a real torch_npu is installed. Which names there are, and what differs, docs/migration-ascend.md lists.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 
 import torch
 
-from . import _device, _modules
+from . import _device, _modules, _registered, amp, mindspeed, mx_rec, npu, testing, torch_npu
+
+_ALWAYS: _modules.Contents = {
+    "torch_npu": torch_npu.CONTENTS,
+    "torch_npu.npu": npu.CONTENTS,
+    "torch_npu.npu.amp": amp.CONTENTS,
+    "torch.npu": "torch_npu.npu",
+    "torch.npu.amp": "torch_npu.npu.amp",
+    **testing.CONTENTS,
+    "mindspeed.ops.npu_apply_fused_ema_adamw": mindspeed.OPERATOR,
+    "mx_rec.optimizers.lazy_adam": mx_rec.CONTENTS,
+}
+_ABSENT: _modules.Contents = {
+    "mindspeed": {},
+    "mindspeed.ops": {},
+    "mindspeed.core": {},
+    "mindspeed.core.optimizer": {},
+    "mindspeed.core.optimizer.fused_ema_adamw": {"FusedEmaAdamW": mindspeed.FusedEmaAdamW},  # as anyfuse 0.1 had it
+    "mindspeed.core.optimizer.fused_ema_adamw.fused_ema_adamw": mindspeed.OPTIMIZER,
+    "mindspeed.optimizer": {},
+    "mindspeed.optimizer.ema_adamw": mindspeed.OPTIMIZER,
+    "mx_rec": {},
+    "mx_rec.optimizers": {},
+}
+_REASONS = {**torch_npu.REASONS, **{f"torch_npu.npu.{name}": why for name, why in npu.REASONS.items()}}
 
 _installed: str | None = None
 _said = False
@@ -43,8 +67,9 @@ def install(device: str = "cpu") -> None:
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None:
         raise RuntimeError("torch_npu is installed here: use it; anyfuse's stand-ins never take its place")
     _check_device(device)
-    _modules.install()
-    _device.install(torch.device(device))
+    _modules.install(_ALWAYS, _ABSENT, _REASONS)
+    _device.install(torch.device(device), importlib.import_module("torch_npu.npu"))
+    _registered.install(torch_npu.CONTENTS)
     _installed = device
     _say(device)
 
@@ -54,6 +79,7 @@ def uninstall() -> None:
     global _installed
     if _installed is None:
         return
+    _registered.uninstall()
     _device.uninstall()
     _modules.uninstall()
     _installed = None

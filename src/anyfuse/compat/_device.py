@@ -8,8 +8,8 @@ A copy between host and device is a copy here too: with the CPU standing in, `.n
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -39,7 +39,22 @@ def is_npu(device: Any) -> bool:
 
 
 def translated(device: Any) -> Any:
-    return stand_in() if is_npu(device) else device
+    """What stands in for a device that is an NPU; any other one as it is. RuntimeError where there is no such NPU."""
+    return _standing_in_for(device) if is_npu(device) else device
+
+
+def index_of(npu: Any) -> int | None:
+    """The number of an NPU; None where it is "npu" alone. RuntimeError where there are not so many."""
+    index = npu if isinstance(npu, int) else torch.device(npu).index
+    count = torch.cuda.device_count() if stand_in().type == "cuda" else 1
+    if index is not None and not 0 <= index < count:
+        raise RuntimeError(f"device is {npu!r}; accepted: npu:0" + (f" to npu:{count - 1}" if count > 1 else ""))
+    return index
+
+
+def _standing_in_for(npu: Any) -> torch.device:
+    index, device = index_of(npu), stand_in()
+    return device if index is None or device.type == "cpu" else torch.device(device.type, index)
 
 
 _PARSE = torch._C._nn._parse_to
@@ -53,7 +68,7 @@ class _StandIn(TorchFunctionMode):
         if func is Tensor.to or func is Tensor.cpu or func is _PARSE:  # one by one, as torch.compile can trace that
             return _move(func, args, kwargs)
         if is_npu(kwargs.get("device")):
-            kwargs = {**kwargs, "device": stand_in()}
+            kwargs = {**kwargs, "device": translated(kwargs["device"])}
         return func(*args, **kwargs)
 
 
@@ -63,9 +78,9 @@ def _move(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     named = args[at] if len(args) > at else kwargs.get("device")
     if is_npu(named):
         if len(args) > at:
-            args = (*args[:at], stand_in(), *args[at + 1 :])
+            args = (*args[:at], translated(named), *args[at + 1 :])
         else:
-            kwargs = {**kwargs, "device": stand_in()}
+            kwargs = {**kwargs, "device": translated(named)}
     result = func(*args, **kwargs)
     between_devices = func is Tensor.cpu or (func is Tensor.to and isinstance(named, (str, torch.device, int)))
     return own_memory(result, args[0]) if between_devices else result
@@ -90,7 +105,9 @@ def _tensor_npu(
     """The tensor on the device that stands in for the NPU."""
     if device is not None and not is_npu(device):
         raise RuntimeError(f"device is {device!r}; accepted: an NPU, as 'npu:0', or its number")
-    moved = self.to(stand_in(), non_blocking=non_blocking, memory_format=memory_format)
+    moved = self.to(
+        translated("npu" if device is None else device), non_blocking=non_blocking, memory_format=memory_format
+    )
     return own_memory(moved, self)
 
 
@@ -105,25 +122,27 @@ def _module_npu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
     return self
 
 
-def install(device: torch.device) -> None:
+def install(device: torch.device, npu: ModuleType) -> None:
+    """`npu` becomes torch.npu."""
     global _stand_in, _mode
-    from . import npu
-
     _name_device()
     _stand_in = device
-    set_default_device, enter_autocast = torch.set_default_device, torch.amp.autocast_mode.autocast.__init__
+    set_default_device = torch.set_default_device
+    autocast, scaler = torch.amp.autocast_mode.autocast.__init__, torch.amp.GradScaler.__init__
 
-    def autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        enter_autocast(self, stand_in().type if device_type == "npu" else device_type, *args, **kwargs)
+    def new_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, stand_in().type if device_type == "npu" else device_type, *args, **kwargs)
+
+    def new_scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        scaler(self, stand_in().type if device == "npu" else device, *args, **kwargs)
 
     _patch(Tensor, "npu", _tensor_npu)
     _patch(Tensor, "is_npu", property(_is_npu))
     _patch(torch.nn.Module, "npu", _module_npu)
     _patch(torch, "npu", npu)
     _patch(torch, "set_default_device", lambda device: set_default_device(translated(device)))
-    _patch(torch.amp.autocast_mode.autocast, "__init__", autocast)
-    sys.modules["torch.npu"] = npu
-    _undo.append(lambda: sys.modules.__delitem__("torch.npu"))
+    _patch(torch.amp.autocast_mode.autocast, "__init__", new_autocast)
+    _patch(torch.amp.GradScaler, "__init__", new_scaler)
     _mode = _StandIn()
     _mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -168,7 +187,8 @@ def _load(storage: Any, location: str) -> Any:
     """`torch.load`'s way to a device, for `map_location="npu"` and for files that were saved on an NPU."""
     if _stand_in is None or not isinstance(location, str) or not is_npu(location):
         return None
-    return storage if _stand_in.type == "cpu" else storage.cuda(_stand_in.index)
+    device = translated(location)
+    return storage if device.type == "cpu" else storage.cuda(device.index)
 
 
 torch.serialization.register_package(5, lambda storage: None, _load)

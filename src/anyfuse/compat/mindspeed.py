@@ -50,18 +50,44 @@ def npu_apply_fused_ema_adamw(
         )
 
 
+@torch.no_grad()
+def fused_ema_adamw(
+    grad: list[Tensor],
+    var: list[Tensor],
+    m: list[Tensor],
+    v: list[Tensor],
+    s: list[Tensor],
+    step: Tensor,
+    lr: float,
+    ema_decay: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    mode: int,
+    bias_correction: bool,
+    weight_decay: float,
+) -> None:
+    """`npu_apply_fused_ema_adamw` for lists of parameters, which share the step, in one native call."""
+    with runtime_errors():
+        apply_fused_ema_adamw_(
+            grad, var, m, v, s, step, lr, ema_decay, beta1, beta2, eps, mode, bias_correction, weight_decay
+        )
+
+
 class FusedEmaAdamW(torch.optim.Optimizer):
     """AdamW that keeps an exponential moving average of the parameters, in one pass over them.
 
     A group counts its steps in `group["step"]`, an int64 tensor of shape (1,). A parameter's state is `exp_avg`,
-    `exp_avg_sq`, both 0 at first, and `ema_params`, first a copy of the parameter.
+    `exp_avg_sq`, both 0 at first, and `ema_params`, first a copy of the parameter. Groups without parameters are
+    skipped.
 
     Args:
         params, lr, eps, betas, weight_decay: as in torch.optim.AdamW.
-        ema_decay: how much of the average a step keeps.
+        ema_decay: how much of the average a step keeps; the attribute `ema_decay`, which may be changed.
         amsgrad, maximize: must be False.
         use_num_updates: the n-th step keeps min(ema_decay, (1 + n)/(10 + n)), so that the average soon forgets where
-            it started.
+            it started. n is the attribute `num_updates`; below 0, as it is without `use_num_updates`, it stays as it
+            is, and so does the decay.
         bias_correction: divides the moments by 1 - beta^step.
         adam_w_mode: decays the weights apart from the gradient; False adds the decay to the gradient.
         set_grad_none: `zero_grad` sets gradients to None.
@@ -102,18 +128,16 @@ class FusedEmaAdamW(torch.optim.Optimizer):
             "eps": eps,
             "betas": betas,
             "weight_decay": weight_decay,
-            "ema_decay": ema_decay,
             "amsgrad": amsgrad,
             "maximize": maximize,
             "bias_correction": bias_correction,
         }
         super().__init__(params, defaults)
         self.ema_decay = ema_decay
-        self.use_num_updates = use_num_updates
-        self.num_updates = 0
+        self.num_updates = 0 if use_num_updates else -1
         self.adam_w_mode = 1 if adam_w_mode else 0
         self.set_grad_none = set_grad_none
-        self.collected_params_group: list[list[Tensor]] = []
+        self.collected_params_group: list[list[Tensor]] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -129,15 +153,19 @@ class FusedEmaAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        groups = [group for group in self.param_groups if group["params"]]
+        work = [(group, [p for p in group["params"] if p.grad is not None]) for group in groups]
         for _, params in work:
             _check(params)
-        self.num_updates += 1
+        ema_decay = self.ema_decay
+        if self.num_updates >= 0:
+            self.num_updates += 1
+            ema_decay = min(ema_decay, (1 + self.num_updates) / (10 + self.num_updates))
         for group, params in work:
-            self._step_group(group, params)
+            self._step_group(group, params, ema_decay)
         return loss
 
-    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _step_group(self, group: dict[str, Any], params: list[Tensor], ema_decay: float) -> None:
         if "step" in group:
             group["step"] += 1
         else:
@@ -147,23 +175,22 @@ class FusedEmaAdamW(torch.optim.Optimizer):
             return
         states = [self._state_of(param) for param in params]
         beta1, beta2 = group["betas"]
-        with runtime_errors():
-            apply_fused_ema_adamw_(
-                [param.grad for param in params if param.grad is not None],
-                params,
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [state["ema_params"] for state in states],
-                group["step"],
-                lr=group["lr"],
-                ema_decay=self._decay(group["ema_decay"]),
-                beta1=beta1,
-                beta2=beta2,
-                eps=group["eps"],
-                mode=self.adam_w_mode,
-                bias_correction=group["bias_correction"],
-                weight_decay=group["weight_decay"],
-            )
+        fused_ema_adamw(
+            [param.grad for param in params if param.grad is not None],
+            params,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["ema_params"] for state in states],
+            group["step"],
+            group["lr"],
+            ema_decay,
+            beta1,
+            beta2,
+            group["eps"],
+            self.adam_w_mode,
+            bool(group["bias_correction"]),
+            group["weight_decay"],
+        )
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
@@ -173,19 +200,15 @@ class FusedEmaAdamW(torch.optim.Optimizer):
             state["ema_params"] = param.detach().clone()
         return state
 
-    def _decay(self, ema_decay: float) -> float:
-        if not self.use_num_updates:
-            return ema_decay
-        return min(ema_decay, (1 + self.num_updates) / (10 + self.num_updates))
-
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Forgets the gradients: None where `set_grad_none` (or `set_to_none`) says so, 0 otherwise."""
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; the number of updates goes on from the steps of its groups."""
+        """Loads a state, one of MindSpeed's own class too; `num_updates` goes on from the steps of its groups."""
         super().load_state_dict(state_dict)
-        self.num_updates = max([int(group.get("step", 0)) for group in self.param_groups], default=0)
+        if self.num_updates >= 0:
+            self.num_updates = max([int(group.get("step", 0)) for group in self.param_groups], default=0)
 
     @torch.no_grad()
     def copy_to(self) -> None:
@@ -195,22 +218,22 @@ class FusedEmaAdamW(torch.optim.Optimizer):
                 if "ema_params" in self.state[param]:
                     param.copy_(self.state[param]["ema_params"])
 
-    def store(self, parameter_groups: Iterable[dict[str, Any]]) -> None:
-        """Keeps copies of the groups' parameters, in the CPU's memory, for `restore`."""
+    def store(self, parameters: Iterable[dict[str, Any]]) -> None:
+        """Keeps copies of the parameters of groups, in the CPU's memory, for `restore`."""
         self.collected_params_group = [
-            [param.detach().to("cpu", copy=True) for param in group["params"]] for group in parameter_groups
+            [param.detach().to("cpu", copy=True) for param in group["params"]] for group in parameters
         ]
 
     @torch.no_grad()
-    def restore(self, parameter_groups: Iterable[dict[str, Any]]) -> None:
-        """Puts the parameters that `store` kept back. RuntimeError where they are not those of the groups."""
-        groups = [list(group["params"]) for group in parameter_groups]
-        if [len(group) for group in groups] != [len(group) for group in self.collected_params_group]:
-            raise RuntimeError("restore: these are not the parameter groups that store() was given")
-        for params, kept in zip(groups, self.collected_params_group, strict=True):
-            for param, value in zip(params, kept, strict=True):
+    def restore(self, parameters: Iterable[dict[str, Any]]) -> None:
+        """Puts what `store` kept back into the parameters of groups, one after another, as far as both go.
+        RuntimeError without `store`."""
+        if self.collected_params_group is None:
+            raise RuntimeError("restore without store: there are no parameters to put back")
+        for kept, group in zip(self.collected_params_group, parameters, strict=False):
+            for value, param in zip(kept, group["params"], strict=False):
                 param.copy_(value)
-        self.collected_params_group = []
+        self.collected_params_group = None
 
 
 def _check(params: list[Tensor]) -> None:
@@ -219,3 +242,8 @@ def _check(params: list[Tensor]) -> None:
             raise RuntimeError("a gradient is sparse; accepted: dense gradients")
         if param.dtype not in _DTYPES:
             raise RuntimeError(f"a parameter has dtype {param.dtype}; accepted: float32, float16, bfloat16")
+
+
+#: What MindSpeed's modules hold.
+OPERATOR = {"npu_apply_fused_ema_adamw": npu_apply_fused_ema_adamw}
+OPTIMIZER = {"FusedEmaAdamW": FusedEmaAdamW, "fused_ema_adamw": fused_ema_adamw}

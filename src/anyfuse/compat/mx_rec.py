@@ -10,20 +10,24 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._settings import convention_or_default
 from ..ops import _checks as checks
 from ..ops import _numerics as numerics
 from ..ops.lazy_adam import lazy_adam_
 
 _SLOTS = ("m", "v")
 
+_CONVENTION = "device"  # Rec SDK computes 1 - beta in fp32, by the fused operator, as is its default, and without
+
 
 def create_hash_optimizer(
-    learning_rate: float | Tensor = 0.001,
+    learning_rate: Any = 0.001,
     beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-8,
@@ -33,7 +37,8 @@ def create_hash_optimizer(
     """A lazy Adam optimizer.
 
     Args:
-        learning_rate: 0 to 10; a number or a one-element tensor, which may be changed between steps.
+        learning_rate: 0 to 10; a number, or one element in a tensor or variable of torch, TensorFlow or NumPy, which is
+            read at each step.
         beta1: between 0 and 1, neither of them.
         beta2: 0 to 1.
         epsilon: above 0, up to 1; with `use_fusion_optim` at least 1e-8.
@@ -44,21 +49,27 @@ def create_hash_optimizer(
     Raises:
         ValueError: an argument outside of its range, or of another kind.
     """
-    rate = learning_rate
-    if isinstance(rate, Tensor):
-        _require(rate.numel() == 1, "learning_rate", f"a tensor of shape {tuple(rate.shape)}", "one element")
-        rate = float(rate)
+    rate = _number_in(learning_rate)
     _require(_is_number(rate) and 0.0 <= rate <= 10.0, "learning_rate", learning_rate, "0 to 10")
     _require(_is_number(beta1) and 0.0 < beta1 < 1.0, "beta1", beta1, "between 0 and 1")
     _require(_is_number(beta2) and 0.0 <= beta2 <= 1.0, "beta2", beta2, "0 to 1")
     _require(_is_number(epsilon) and 0.0 < epsilon <= 1.0, "epsilon", epsilon, "above 0, up to 1")
     _require(isinstance(name, str) and 1 <= len(name) <= 200, "name", name, "a string of 1 to 200 characters")
     _require(isinstance(use_fusion_optim, bool), "use_fusion_optim", use_fusion_optim, "True or False")
-    return CustomizedLazyAdam(learning_rate, beta1, beta2, epsilon, name, use_fusion_optim)
+    return CustomizedLazyAdam(learning_rate, beta1, beta2, epsilon, False, name, use_fusion_optim)
+
+
+def _number_in(value: Any) -> Any:
+    """The number of a tensor or variable of one element; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else value
+    if hasattr(value, "numpy"):  # TensorFlow's
+        value = value.numpy()
+    return value.item() if getattr(value, "size", 0) == 1 else value
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _require(condition: bool, name: str, value: Any, accepted: str) -> None:
@@ -70,19 +81,22 @@ class CustomizedLazyAdam:
     """What `create_hash_optimizer` makes.
 
     Every table has the slots m and v, made of zeros when its first gradient comes. All tables share the count of steps,
-    of which the bias correction is computed: lr_t = lr·sqrt(1 - beta2^t)/(1 - beta1^t).
+    of which the bias correction is computed: lr_t = lr·sqrt(1 - beta2^t)/(1 - beta1^t). `use_locking` makes no
+    difference: a step is one call, which no other interrupts.
     """
 
     def __init__(
         self,
-        learning_rate: float | Tensor = 0.001,
+        learning_rate: Any = 0.001,
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
+        use_locking: bool = False,
         name: str = "LazyAdam",
         use_fusion_optim: bool = False,
     ) -> None:
-        self.learning_rate, self.beta1, self.beta2, self.epsilon = learning_rate, beta1, beta2, epsilon
+        self.learning_rate = learning_rate
+        self.beta1, self.beta2, self.epsilon = float(beta1), float(beta2), float(epsilon)
         self.name, self.use_fusion_optim = name, use_fusion_optim
         self.steps = 0
         # By identity: tables are tensors, whose == is elementwise. The table is kept, so that its id stays its own.
@@ -130,7 +144,7 @@ class CustomizedLazyAdam:
         _count_up(global_step)
 
     def _rate(self, t: int) -> float:
-        return float(self.learning_rate) * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+        return float(_number_in(self.learning_rate)) * math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
 
     def _slots_of(self, var: Any, table: Any) -> dict[str, Any]:
         if id(var) not in self._slots:
@@ -159,9 +173,12 @@ class CustomizedLazyAdam:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ids, g = _sum_by_id(values, ids, rows)
         beta1, beta2, epsilon = numerics.f32(self.beta1), numerics.f32(self.beta2), numerics.f32(self.epsilon)
+        device = convention_or_default(None, _CONVENTION) == "device"
+        betas = (beta1, beta2) if device else (self.beta1, self.beta2)
+        rest1, rest2 = (numerics.f32(1.0 - beta) for beta in betas)
         m_old, v_old = m[ids], v[ids]
-        m_new = m_old * beta1 + g * numerics.f32(1.0 - self.beta1)
-        v_new = v_old * beta2 + (g * g) * numerics.f32(1.0 - self.beta2)
+        m_new = m_old * beta1 + g * rest1
+        v_new = v_old * beta2 + (g * g) * rest2
         change = (m_new * -numerics.f32(rate)) / (numerics.correctly_rounded_sqrt(v_new.abs()) + epsilon)
         return ids, m_new - m_old, v_new - v_old, change
 
@@ -236,3 +253,7 @@ def sparse_parts(grad: Any) -> tuple[Tensor, Tensor]:
     if not (hasattr(grad, "values") and hasattr(grad, "indices")):
         raise NotImplementedError(f"a gradient is a {type(grad).__name__}; accepted: sparse gradients")
     return torch.as_tensor(grad.values), torch.as_tensor(grad.indices)
+
+
+#: What the module of mxRec holds.
+CONTENTS = {"create_hash_optimizer": create_hash_optimizer, "CustomizedLazyAdam": CustomizedLazyAdam}

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..npu import HIFLOAT8 as hifloat8
-from ..npu import INT4 as int4
+from ..npu import Y_DTYPES
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops.quant_grouped_matmul_dequant import quant_grouped_matmul_dequant
 from ..ops.quant_matmul_dequant import quant_matmul_dequant
-from . import npu as npu
-from ._modules import not_provided, runtime_errors
+from . import plain
+from ._modules import runtime_errors
 from .mindspeed import npu_apply_fused_ema_adamw as npu_apply_fused_ema_adamw
 
 __version__ = f"{torch.__version__.partition('+')[0]}+anyfuse"
-__path__: list[str] = []  # a package, so that importing a submodule gets an answer that names it
 
-# Two more numbers of torch_npu's, of types that torch has.
+# The numbers that torch_npu gives to types that torch has not.
+int4, hifloat8 = Y_DTYPES["int4"], Y_DTYPES["hifloat8"]
 float8_e5m2 = 291
 float8_e4m3fn = 292
+NUMBERS = {"int4": int4, "hifloat8": hifloat8, "float8_e5m2": float8_e5m2, "float8_e4m3fn": float8_e4m3fn}
 
 #: y_dtype as torch_npu takes it (a torch.dtype, or torch_npu's number of one) and as anyfuse does.
 _Y_DTYPES: dict[Any, Any] = {
@@ -54,13 +54,14 @@ def npu_add_rms_norm_dynamic_quant(
     smooth_scale2: Tensor | None = None,
     beta: Tensor | None = None,
     epsilon: float = 1e-6,
-    output_mask: Sequence[bool] | None = None,
+    output_mask: Sequence[bool | int] | None = None,
     y_dtype: torch.dtype | int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Adds a residual, normalizes each row and quantizes it (`anyfuse.add_rms_norm_dynamic_quant`).
 
     Args:
         x1, x2: of 2 to 8 dimensions.
+        output_mask: two of True and False, or of 1 and 0.
         y_dtype: torch.int8 (also None), torch.float8_e5m2, torch.float8_e4m3fn, torch.quint4x2, or a number of
             torch_npu's: `torch_npu.int4`, `hifloat8`, `float8_e5m2`, `float8_e4m3fn`.
 
@@ -75,7 +76,7 @@ def npu_add_rms_norm_dynamic_quant(
         for name, x in (("x1", x1), ("x2", x2)):
             if isinstance(x, Tensor) and not 2 <= x.dim() <= 8:
                 raise ValueError(f"{name} has {x.dim()} dimensions; accepted: 2 to 8")
-        wanted = _y_dtype(y_dtype)
+        wanted, mask = _y_dtype(y_dtype), _flags(output_mask)
         if wanted == "int4" and isinstance(x1, Tensor) and x1.shape[-1] % 8:
             raise ValueError(f"x1 has a last dimension of {x1.shape[-1]}; accepted with int4: a multiple of 8")
         y1, y2, x_out, scale1, scale2 = add_rms_norm_dynamic_quant(
@@ -86,10 +87,10 @@ def npu_add_rms_norm_dynamic_quant(
             smooth_scale2=smooth_scale2,
             beta=beta,
             epsilon=epsilon,
-            output_mask=output_mask,
+            output_mask=mask,
             y_dtype=wanted,
         )
-    first, second = output_mask if output_mask else (True, smooth_scale2 is not None)
+    first, second = mask if mask else (True, smooth_scale2 is not None)
     if wanted == "int4":
         y1, y2 = y1.view(torch.int32), y2.view(torch.int32)
     if not first:
@@ -97,6 +98,12 @@ def npu_add_rms_norm_dynamic_quant(
     if not second:
         y2, scale2 = y2.new_empty(()), scale2.new_empty(())
     return y1, y2, x_out, scale1, scale2
+
+
+def _flags(mask: Any) -> Any:
+    """A mask of 1 and 0 as one of booleans; the operator refuses what else is none."""
+    numbers = isinstance(mask, (list, tuple)) and all(isinstance(flag, int) and flag in (0, 1) for flag in mask)
+    return [bool(flag) for flag in mask] if numbers else mask
 
 
 def _y_dtype(given: Any) -> Any:
@@ -195,11 +202,18 @@ def npu_quant_grouped_matmul_dequant(
         )
 
 
-#: What has an official name here: functions and submodules that begin with "npu", and torch_npu's numbers.
-_PROVIDED = [
-    name for name, value in globals().items() if name.startswith("npu") or (type(value) is int and name[0] != "_")
-]
+#: Why a name is not provided.
+REASONS = {
+    "torch_npu.contrib": (
+        'transfer_to_npu would tell all of torch, and every library, that there is CUDA; write "npu" for "cuda" and '
+        "leave the line out"
+    ),
+}
 
-
-def __getattr__(name: str) -> Any:
-    raise not_provided("torch_npu", name, _PROVIDED)
+#: What torch_npu has: the operators, what scripts call around them, and torch_npu's numbers.
+CONTENTS = {
+    "__version__": __version__,
+    **{name: value for name, value in {**vars(plain), **globals()}.items() if name.startswith(("npu_", "get_npu_"))},
+    "Format": plain.Format,
+    **NUMBERS,
+}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._saving import write_file
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -48,7 +50,7 @@ def draw(study: Study, path: Path) -> None:
         f"seed {figures['seed']}",
         fontsize=10, color="#5c6b7a",
     )  # fmt: skip
-    figure.savefig(path)
+    write_file(path, lambda file: figure.savefig(file, format="png"))
 
 
 def _draw_losses(axes: Axes, figures: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .kinds import KINDS
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -42,16 +44,7 @@ class Adapter:
 
 
 #: Models that need no adapter from the user, by the name of their class.
-ADAPTERS = {
-    name: Adapter()
-    for name in (
-        "LlamaForCausalLM",  # SmolLM and SmolLM2 too
-        "MistralForCausalLM",
-        "Qwen2ForCausalLM",
-        "Qwen3ForCausalLM",
-        "SmolLM3ForCausalLM",
-    )
-}
+ADAPTERS = dict.fromkeys(KINDS, Adapter())
 
 
 def adapter_of(model: nn.Module) -> Adapter:

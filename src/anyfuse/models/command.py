@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .storage import FILE, load_quantized
+from .source import TOKENIZER_FILES, load_float, load_tokenizer
+from .storage import FILE, check_companions, load_quantized
 
 
 def open_model(path: Path) -> tuple[Any, Any]:
     """A model and its tokenizer: quantized (a folder that holds our file), or float, from a folder or a GGUF file.
 
-    Raises OSError where there is nothing, ImportError without transformers.
+    Raises OSError where there is nothing, ValueError for what `load_quantized` and `load_float` refuse, RuntimeError
+    without transformers.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; accepted: a model's folder or a .gguf file")
@@ -22,23 +24,10 @@ def open_model(path: Path) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if (path / FILE).is_file():
-        return load_quantized(path), _tokenizer(path)
-    source: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if path.is_file() else path
-    tokenizer = _tokenizer(folder, **source)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype="auto", **source)
-    return model.eval(), tokenizer
-
-
-def _tokenizer(folder: Path, **source: Any) -> Any:
-    """The tokenizer beside a model. ValueError where there is none: transformers' own words name no folder."""
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, **source)
-    except (OSError, ValueError) as error:
-        advice = "save it beside the model: tokenizer.save_pretrained(folder)"
-        raise ValueError(f"{folder} has no tokenizer that transformers can read; {advice}. ({error})") from error
+        model = load_quantized(path)
+        check_companions(path, *TOKENIZER_FILES)
+        return model, load_tokenizer(path, model.config)
+    return load_float(path)
 
 
 def read_ids(tokenizer: Any, path: Path, tokens: int) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from operator import add, attrgetter, is_, itemgetter, le
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_nbytes_of = attrgetter("nbytes")
+from .. import _core
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:
@@ -21,20 +20,8 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (span + 1) * tensor.element_size()
 
 
-def _cells(tensor: Tensor) -> Tensor:
-    """The byte address of every element, sorted."""
-    address = torch.zeros((), dtype=torch.int64)
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        address = address.unsqueeze(-1) + torch.arange(size) * (stride * tensor.element_size())
-    return (address + tensor.data_ptr()).flatten().sort().values
-
-
-def _share_an_element(a: Tensor, b: Tensor) -> bool:
-    if a.is_contiguous() and b.is_contiguous():
-        return True  # their ranges meet
-    if a.element_size() == b.element_size() and (a.data_ptr() - b.data_ptr()) % a.element_size() == 0:
-        return bool(torch.isin(_cells(a), _cells(b), assume_unique=True).any())
-    return True  # different grids over the same bytes
+def _layout(tensor: Tensor) -> _core.Layout:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
 Named = Iterable[tuple[str, Sequence[Tensor]]]
@@ -47,18 +34,15 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     at. Disjoint views of one storage pass.
     """
     in_place, inputs = list(in_place), list(inputs)
-    every = list(chain.from_iterable(tensors for _, tensors in (*in_place, *inputs)))
-    starts = list(map(Tensor.data_ptr, every))
-    if _lie_apart(every, starts):
-        return
     ranges = []
     for written, groups in ((True, in_place), (False, inputs)):
         for name, tensors in groups:
             for tensor in tensors:
                 if not tensor.is_contiguous():
-                    if written and _repeats_itself(tensor):
+                    if written and (found := _core.overlap(_layout(tensor))):
+                        share = "share" if found == _core.OVERLAP else "may share"
                         raise ValueError(
-                            f"{name} has elements that share memory (shape {tuple(tensor.shape)}, strides "
+                            f"{name} has elements that {share} memory (shape {tuple(tensor.shape)}, strides "
                             f"{tensor.stride()}); accepted: in-place tensors whose elements are distinct"
                         )
                     ranges.append((*extent(tensor), written, name, tensor))
@@ -70,32 +54,12 @@ def check_memory(in_place: Named, inputs: Named) -> None:
     for entry in ranges:
         reach = [other for other in reach if other[1] > entry[0]]
         for other in reach:
-            if (entry[2] or other[2]) and _share_an_element(entry[4], other[4]):
+            if (entry[2] or other[2]) and (found := _core.overlap(_layout(entry[4]), _layout(other[4]))):
+                shares = "shares" if found == _core.OVERLAP else "may share"
                 raise ValueError(
-                    f"{entry[3]} shares memory with {other[3]}; accepted: in-place tensors with memory of their own"
+                    f"{entry[3]} {shares} memory with {other[3]}; accepted: in-place tensors with memory of their own"
                 )
         reach.append(entry)
-
-
-def _lie_apart(tensors: Sequence[Tensor], starts: list[int]) -> bool:
-    """True when all are contiguous and no two share a byte; sorts the starts. (Ranges are disjoint just when,
-    starts and ends sorted each by itself, every end comes before the next start.)"""
-    if not all(map(Tensor.is_contiguous, tensors)):
-        return False
-    ends = sorted(map(add, starts, map(_nbytes_of, tensors)))
-    starts.sort()
-    return all(map(le, ends, starts[1:]))
-
-
-def _repeats_itself(tensor: Tensor) -> bool:
-    """True when two indices of a tensor lead to one element (a stride of 0, or strides that interleave)."""
-    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-    span = 0
-    for stride, size in dims:
-        if stride <= span:  # may repeat; strides that only interleave are decided by counting
-            return bool((_cells(tensor).diff() == 0).any())
-        span += (size - 1) * stride
-    return False
 
 
 def contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

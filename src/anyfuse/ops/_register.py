@@ -35,13 +35,14 @@ REFUSALS = (RuntimeError, ValueError, IndexError, OverflowError)
 _KINDS: dict[type[BaseException], int] = {ValueError: _core.VALUE_ERROR, IndexError: _core.INDEX_ERROR}
 
 
-class _Refusal(threading.local):
-    """What the general implementation last refused on this thread."""
+class _Thread(threading.local):
+    """What a thread is in."""
 
-    error: BaseException | None = None
+    refused: BaseException | None = None  # what a general implementation refused last
+    together = False  # see `run_together`
 
 
-_refusal = _Refusal()
+_thread = _Thread()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Operator:
     record: type[Any]
     overload: Any
     one: Any  # the overload for one tensor where the operator takes lists; or None
+    check: Implementation  # refuses a call in words by what its arguments are, not by their values
+
+    def run(self, call: Any) -> Any:
+        """A call by its record, with the public function's errors."""
+        return _public(self.overload)(*call)
 
     def implement(self, key: str, implementation: Implementation) -> None:
         """Registers an implementation for a dispatch key, "" for the fake one."""
@@ -80,6 +86,32 @@ class Operator:
 
 
 _operators: dict[str, Operator] = {}
+_of_record: dict[type[Any], Operator] = {}
+
+
+def operator_of(call: Any) -> Operator:
+    """The operator of a record."""
+    return _of_record[type(call)]
+
+
+def run_together(calls: Iterable[Any]) -> bool:
+    """Runs calls of operators over lists, all of them or none: False where one is not plain, and nothing has happened.
+
+    Their `step` tensors hold the step before. Each call takes the next one, which the tensors hold afterwards. No
+    version counter is bumped, and what is wrong is not said.
+    """
+    _core.together()
+    _thread.together, plain = True, False
+    try:
+        for call in calls:
+            operator_of(call).overload(*call)
+        plain = True
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        pass
+    finally:
+        _thread.together = False
+        _core.together_end(plain)
+    return plain
 
 
 def implement(name: str, key: str, implementation: Implementation) -> None:
@@ -101,8 +133,8 @@ def define(name: str, record: type[Any], general: Implementation, fake: Implemen
     overload = packet.default
     if tuple(argument.name for argument in overload._schema.arguments) != record._fields:
         raise TypeError(f"{name}: the library was built for other arguments than {record._fields}; build it again")
-    operator = Operator(record, overload, packet.one if "one" in packet.overloads() else None)
-    _operators[name.rstrip("_")] = operator
+    operator = Operator(record, overload, packet.one if "one" in packet.overloads() else None, fake)
+    _operators[name.rstrip("_")] = _of_record[record] = operator
 
     def traced(call: Any) -> Any:
         arguments_.check_devices(overload, call)
@@ -128,7 +160,7 @@ def _guarded(operator: Operator, general: Implementation) -> Callable[..., Any]:
             arguments_.check_memory_exists(arguments_.tensors(operator.overload, values))
             return general(record(*values))
         except BaseException as error:
-            _refusal.error = error
+            _thread.refused = error
             _core.refuse(_KINDS.get(type(error), _core.RUNTIME_ERROR), str(error))
             empty = tuple(torch.empty(0) for _ in range(results))
             return None if not results else empty[0] if results == 1 else empty
@@ -176,7 +208,7 @@ def bump(tensors: Sequence[Tensor]) -> None:
 
 def reason(overload: Any, arguments: Sequence[Any], error: Exception) -> BaseException:
     """What the general implementation raised, or a message that names the argument which the dispatcher refused."""
-    kept, _refusal.error = _refusal.error, None
+    kept, _thread.refused = _thread.refused, None
     if kept is not None and str(kept)[:1000] in str(error):  # not what an earlier call of another way has left
         return kept
     return arguments_.fault(overload, arguments) or error
@@ -187,6 +219,8 @@ def _on_gpu(operator: Operator, general: Implementation) -> Implementation:
     name = operator.overload._schema.name.removeprefix("anyfuse::").rstrip("_")
 
     def on_gpu(call: Any) -> Any:
+        if _thread.together:
+            raise RuntimeError("calls on a GPU are not taken together")
         if use_reference():
             return through_cpu(operator.overload, general, call)
         try:

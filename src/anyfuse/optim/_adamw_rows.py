@@ -7,32 +7,20 @@ The state of a parameter: `step`, `exp_avg`, `exp_avg_sq`, for 8 bits `absmax_ex
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _core
 from ..formats import codebook as books
-from ..ops import _checks as checks
 from ..ops import apply_adam_w_quant as op
 from . import _blocks as blocks
 from . import _sharding as sharding
 from ._loading import copies
 from ._options import check_choice, check_flag, check_number, check_whole
-from ._plans import Group, Plan, State, count_steps, runs_natively, scale_tensor
-
-FIELDS = {
-    "m": "exp_avg",
-    "v": "exp_avg_sq",
-    "absmax_m": "absmax_exp_avg",
-    "absmax_v": "absmax_exp_avg_sq",
-    "s": "ema",
-}
-_DTYPES = {"grad_dtype": "grad", "var_dtype": "var", "s_dtype": "s"}
+from ._step import Entry, Group, State, Taken, scale_tensor
 
 
 @cache
@@ -40,6 +28,11 @@ def maps(codebook: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """The maps of the first and the second moment."""
     signed, unsigned = (books.create_codebook(codebook, signed=signed) for signed in (True, False))
     return signed.to(device), unsigned.to(device)
+
+
+@cache
+def _no_scales(device: torch.device) -> Tensor:
+    return torch.zeros(0, dtype=torch.float32, device=device)
 
 
 _CPU = torch.device("cpu")
@@ -64,14 +57,25 @@ def new_state(group: Group, param: Tensor) -> State:
     """Moments of 0."""
     mine = sharding.local(param)
     if not has_codes(group, param):
-        return {"step": 0, **{key: _zeros(mine, torch.float32) for key in ("exp_avg", "exp_avg_sq")}}
+        return {key: _zeros(mine, torch.float32) for key in _MOMENTS}
     sharding.require_rows(param, "8-bit moments")
-    state: State = {"step": 0}
+    state: State = {}
     for key, qmap in zip(_MOMENTS, maps(group["codebook"], _CPU), strict=True):
         state[key] = _zeros(mine, torch.uint8).fill_(_code_of_zero(qmap))
     count = blocks.count(param, group["block_size"])
     scales = {f"absmax_{key}": torch.zeros(count, device=mine.device, dtype=torch.float32) for key in _MOMENTS}
     return state | scales
+
+
+def entries(group: Group, param: Tensor, state: State) -> dict[str, Entry]:
+    """What the moments of a state may be: codes where it has their scales, or float32."""
+    shape = sharding.local(param).shape
+    coded = "absmax_exp_avg" in state or (isinstance(m := state.get("exp_avg"), Tensor) and m.dtype == torch.uint8)
+    found = {key: Entry((torch.uint8,) if coded else (torch.float32,), shape) for key in _MOMENTS}
+    if coded:
+        scales = Entry((torch.float32,), (blocks.count(param, group["block_size"]),))
+        found |= {f"absmax_{key}": scales for key in _MOMENTS}
+    return found
 
 
 def _zeros(param: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,24 +88,26 @@ def _code_of_zero(qmap: Tensor) -> int:
 
 class Codebooks:
     """With which codebook the codes of each parameter were made, as its group may name another one between two steps.
-    A new one belongs to an optimizer whose states are new or loaded: a saved group names the codebook of its states."""
 
-    def __init__(self) -> None:
-        self._of: dict[Tensor, str] = {}
+    Args:
+        groups, state: of an optimizer whose states are new or loaded: a saved group names the codebook of its states.
+    """
+
+    def __init__(self, groups: Sequence[Group] = (), state: Mapping[Tensor, Any] = MappingProxyType({})) -> None:
+        self._of = {param: group["codebook"] for group in groups for param in group["params"] if param in state}
 
     def made(self, param: Tensor, codebook: str) -> None:
         self._of[param] = codebook
 
-    def check(self, params: Sequence[Tensor], states: Sequence[State], codebook: str) -> None:
+    def check(self, taken: Taken) -> None:
         """ValueError where codes would be read by another codebook than they were made with."""
-        for param, state in zip(params, states, strict=True):
-            moment = state.get("exp_avg")  # the plan looks at what else it may be
-            if isinstance(moment, Tensor) and moment.dtype == torch.uint8:
-                made_with = self._of.setdefault(param, codebook)
-                if made_with != codebook:
-                    raise ValueError(
-                        f"codebook is {codebook!r}; accepted: {made_with!r}, which the state was made with"
-                    )
+        codebook = taken.group["codebook"]
+        if {codebook}.issuperset(self._of.values()):
+            return
+        for param, state in zip(taken.params, taken.states, strict=True):
+            made_with = self._of.get(param, codebook)
+            if made_with != codebook and "absmax_exp_avg" in state:
+                raise ValueError(f"codebook is {codebook!r}; accepted: {made_with!r}, which the state was made with")
 
 
 def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
@@ -126,7 +132,6 @@ def adapt_state(group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
             raise TypeError(f"{key} of a saved state has dtype {moment.dtype}; accepted: uint8 or a float dtype")
     if adapted["exp_avg"].dtype != adapted["exp_avg_sq"].dtype:
         raise ValueError("exp_avg and exp_avg_sq of a saved state have different dtypes; accepted: equal ones")
-    adapted.setdefault("step", 0)
     return adapted
 
 
@@ -170,149 +175,76 @@ def saved_state(group: Group, param: Tensor, state: State, form: str | None) -> 
     return sharding.wrap_state(param, saved)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a step takes from its group."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    maximize: bool
-    grad_scale: float
-    block_size: int = 256
-    codebook: str = "dynamic"
-    nonzero_v: bool = True
-    skip_nonfinite: bool = False
-    ema_decay: float = 0.0
-    stochastic_rounding: bool = False
-
-
-def options_of(group: Group, grad_scale: float, ema_decay: float = 0.0) -> Options:
-    """The options of a group; those that it lacks are the defaults."""
-    own = ("block_size", "codebook", "nonzero_v", "skip_nonfinite", "stochastic_rounding")
-    return Options(
+def call_of(taken: Taken, grad_scale: float, ema_decay: float = 0.0) -> op.Call:
+    """A step of a group, of which the parameters of a state with an `ema` have an average."""
+    group, params, grads = taken.group, list(taken.mine), list(taken.grads)
+    device = params[0].device
+    none = _no_scales(device)
+    has_ema = "ema" in taken.states[0]
+    qmap_m, qmap_v = maps(group["codebook"], device)
+    call = op.Call(
+        var=params,
+        grad=grads,
+        m=taken.column("exp_avg"),
+        v=taken.column("exp_avg_sq"),
+        qmap_m=qmap_m,
+        qmap_v=qmap_v,
+        absmax_m=[state.get("absmax_exp_avg", none) for state in taken.states],
+        absmax_v=[state.get("absmax_exp_avg_sq", none) for state in taken.states],
+        step=taken.column("step"),
         lr=float(group["lr"]),
-        betas=(float(group["betas"][0]), float(group["betas"][1])),
-        eps=float(group["eps"]),
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
         weight_decay=float(group["weight_decay"]),
+        eps=float(group["eps"]),
+        gnorm_scale=1.0,
+        block_size=group["block_size"],
+        convention="formula",
+        skip_nonfinite=group.get("skip_nonfinite", False),
+        nonzero_v=group["nonzero_v"],
+        lr_tensor=None,
+        grad_scale=scale_tensor(grad_scale),
+        found_inf=None,
         maximize=bool(group["maximize"]),
-        grad_scale=grad_scale,
+        s=taken.column("ema") if has_ema else [],
         ema_decay=ema_decay,
-        **{key: group[key] for key in own if key in group},
+        stochastic_rounding=taken.seeds(),
     )
+    return _cut(call, taken) if sharding.any_sharded(taken.params) else call
 
 
-class RowsPlan(Plan):
-    """A plan whose rows are cut where this rank's part of a parameter begins inside a block: see `_blocks`.
+def _cut(call: op.Call, taken: Taken) -> op.Call:
+    """The call with tensors cut where this rank's part of a parameter begins inside a block: see `_blocks`.
 
-    The operator counts blocks from the first element of a row. The elements before the first block that begins here
-    are therefore a row of their own, behind all others.
+    The operator counts blocks from the first element of a tensor. The elements before the first block that begins here
+    are therefore a tensor of their own, behind all others.
     """
+    heads = [
+        blocks.head(param, call.block_size) if m.dtype == torch.uint8 else 0
+        for param, m in zip(taken.params, call.m, strict=True)
+    ]
+    if not any(heads):
+        return call
+    for param, head in zip(call.var, heads, strict=True):
+        if head and not param.is_contiguous():
+            raise ValueError("a sharded parameter is not contiguous; accepted with 8-bit moments: contiguous ones")
 
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        states: Sequence[State],
-        seeds: Sequence[int],
-        block_size: int,
-    ) -> None:
-        super().__init__(op.Row, params, grads, states, FIELDS, _DTYPES)
-        self.block_size = block_size
-        coded = [state["exp_avg"].dtype == torch.uint8 for state in states]
-        for param, state, has_codes in zip(params, states, coded, strict=True):
-            if has_codes:
-                _check_scales(param, state, block_size)
-        self.rows["state_bits"] = [8 if has_codes else 32 for has_codes in coded]
-        self.rows["seed"] = seeds
-        pairs = zip(params, coded, strict=True)
-        self.heads = [blocks.head(param, block_size) if has_codes else 0 for param, has_codes in pairs]
-        self.cut_at = [i for i, head in enumerate(self.heads) if head]
-        for i in self.cut_at:
-            if not self.params[i].is_contiguous():
-                raise ValueError("a sharded parameter is not contiguous; accepted with 8-bit moments: contiguous ones")
-        sizes = {"grad": grads, "var": self.params, "s": [state.get("ema", grads[0]) for state in states]}
-        self._sizes = {field: np.array([t.element_size() for t in tensors]) for field, tensors in sizes.items()}
-        self._sizes |= {"m": np.ones(len(params), int), "v": np.ones(len(params), int)}
-
-    def cut_rows(self) -> np.ndarray:
-        """The rows for the operator."""
-        if not self.cut_at:
-            return self.rows
-        at, heads = self.cut_at, np.array(self.heads)[self.cut_at]
-        firsts, rest = self.rows[at].copy(), self.rows.copy()
-        firsts["numel"] = heads
-        rest["numel"][at] -= heads
-        for field, size in self._sizes.items():
-            rest[field][at] += (heads * size[at]).astype(rest[field].dtype) * (rest[field][at] != 0)
-        for field in ("absmax_m", "absmax_v"):
-            rest[field][at] += 4
-        firsts["seed"] ^= 0x9E3779B9
-        return np.concatenate([rest, firsts])
-
-    def cut(self, tensors: Sequence[Tensor], heads: Sequence[int] | None = None) -> list[Tensor]:
-        """The same of tensors (for scales, whose head is 1, the heads are given)."""
-        heads = self.heads if heads is None else heads
+    def cut(tensors: Sequence[Tensor], heads: Sequence[int] = heads) -> list[Tensor]:
         pairs = list(zip(tensors, heads, strict=True))
-        return [t.view(-1)[h:] if h else t for t, h in pairs] + [t.view(-1)[:h] for t, h in pairs if h]
+        rest = [tensor.detach().reshape(-1)[head:] if head else tensor for tensor, head in pairs]
+        return rest + [tensor.detach().reshape(-1)[:head] for tensor, head in pairs if head]
 
-
-def _check_scales(param: Tensor, state: State, block_size: int) -> None:
-    count = blocks.count(param, block_size)
-    for key in ("absmax_exp_avg", "absmax_exp_avg_sq"):
-        if key not in state:
-            raise ValueError(f"a state has codes and no {key}; accepted: states as `step` makes them")
-        checks.require_shape(key, state[key], (count,), f"a scale for each {block_size} elements")
-
-
-def make_plan(
-    params: Sequence[Tensor], grads: Sequence[Tensor], states: Sequence[State], seeds: Sequence[int], block_size: int
-) -> RowsPlan:
-    return RowsPlan(params, grads, states, seeds, block_size)
-
-
-def run(plan: RowsPlan, grads: Sequence[Tensor], options: Options, steps: list[int]) -> None:
-    """Steps the plan's rows and counts their steps, to the numbers given."""
-    if not runs_natively(plan.params):
-        _run_operator(plan, grads, steps, options)
-    else:
-        qmap_m, qmap_v = maps(options.codebook, _CPU)
-        plan.begin(grads, steps)
-        cut = plan.cut_rows()
-        native(
-            op.Params(
-                _core.sizeof(op.Params), _core.sizeof(op.Row), cut.ctypes.data, len(cut),
-                qmap_m.data_ptr(), qmap_v.data_ptr(), options.block_size,
-                options.lr, *options.betas, options.weight_decay, options.eps, 1.0, options.grad_scale,
-                _core.CONVENTIONS["formula"], options.maximize, options.skip_nonfinite, options.nonzero_v,
-                torch.get_num_threads(), options.stochastic_rounding, options.ema_decay,
-            )
-        )  # fmt: skip
-        plan.end()
-    count_steps(plan.states, steps)
-
-
-native = _core.function("apply_adam_w_quant", op.Params)
-
-
-def _run_operator(plan: RowsPlan, grads: Sequence[Tensor], steps: list[int], options: Options) -> None:
-    """The same by the public operator (see `runs_natively`)."""
-    scales, device = [int(head > 0) for head in plan.heads], grads[0].device
-    none = torch.zeros(0, dtype=torch.float32, device=device)
-    lists: dict[str, Any] = {
-        field: plan.cut([state.get(key, none) for state in plan.states], scales if "absmax" in key else None)
-        for field, key in FIELDS.items()
-        if field != "s" or key in plan.states[0]
-    }
-    cut = plan.cut_rows()
-    qmap_m, qmap_v = maps(options.codebook, device)
-    op.apply_adam_w_quant_(
-        plan.cut(plan.params), plan.cut([grad.contiguous() for grad in grads]), qmap_m=qmap_m, qmap_v=qmap_v, **lists,
-        step=steps + [steps[i] for i in plan.cut_at],
-        lr=options.lr, beta1=options.betas[0], beta2=options.betas[1], weight_decay=options.weight_decay,
-        eps=options.eps, block_size=options.block_size, convention="formula", skip_nonfinite=options.skip_nonfinite,
-        nonzero_v=options.nonzero_v, grad_scale=scale_tensor(options.grad_scale),
-        maximize=options.maximize, ema_decay=options.ema_decay,
-        stochastic_rounding=cut["seed"].tolist() if options.stochastic_rounding else None,
-    )  # fmt: skip
+    scales = [int(head > 0) for head in heads]
+    at = [i for i, head in enumerate(heads) if head]
+    seeds = call.stochastic_rounding
+    return call._replace(
+        var=cut(call.var),
+        grad=cut(call.grad),
+        m=cut(call.m),
+        v=cut(call.v),
+        absmax_m=cut(call.absmax_m, scales),
+        absmax_v=cut(call.absmax_v, scales),
+        s=cut(call.s) if call.s else [],
+        step=call.step if len(call.step) == 1 else call.step + [call.step[i] for i in at],
+        stochastic_rounding=None if seeds is None else seeds + [seeds[i] ^ 0x9E3779B9 for i in at],
+    )

@@ -1,29 +1,43 @@
-"""What the optimizers share: the way of a step, its cached plans, and loading of states.
+"""What the optimizers share: the way of a step, and loading of states.
 
-The way of a step: the gradients of all groups are looked at first, and each group makes or refreshes its plan; whatever
-is refused is refused there. Then each group's plan runs: one native call for all of its parameters.
+The way of a step: each group gives the calls of its operator, for all of its parameters that have a gradient, and these
+calls are taken together (`_step`). Whatever is refused is refused before the first parameter is written.
 
-Every parameter counts its own steps (`state["step"]`, an int): one that gets its first gradient late starts at 1. The
-state of a parameter is made at its first step. It is saved and loaded as it is: loading never changes a dtype.
+Every parameter counts its own steps (`state["step"]`, a tensor, as in torch): one that gets its first gradient late
+starts at 1. The state of a parameter is made at its first step. It is saved and loaded as it is: loading never changes
+a dtype.
 
 Of a parameter that is sharded over ranks (a DTensor) a step sees this rank's part alone (`_sharding`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter, is_
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops import _checks as checks
+from ..ops import _memory as memory
+from ..ops import _register as operators
 from . import _sharding as sharding
+from ._loading import new_step, whole_step
 from ._options import check_betas, check_flag, check_number
-from ._plans import Group, State, check_dense, check_param, resolved
-
-Run = Callable[[], None]
+from ._step import (
+    Entry,
+    Group,
+    State,
+    Taken,
+    check_dense,
+    check_device,
+    check_gradient,
+    check_param,
+    check_state,
+    resolved,
+)
 
 _grad_of = attrgetter("grad")
 _NoneType = type(None)
@@ -32,13 +46,13 @@ _NoneType = type(None)
 class FusedOptimizer(torch.optim.Optimizer):
     """The base of the optimizers. A subclass has
 
-    - `_check_group(group)`: refuses a group's numbers and options (when a group is added, and when one is loaded),
-    - `_prepare(number, group, params, grads, grad_scale)`: makes the parameters' state where there is none, refuses
-      what the operator would refuse, and returns the function that does the step,
-    - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in the form that `_prepare` takes,
+    - `_check_group(group)`: refuses a group's numbers and options (when it is added or loaded, and when one changes),
+    - `_new_state(group, param)`: the state of a parameter before its first step, without its `step`,
+    - `_entries(group, param, state)`: what each tensor of a state may be, but for `step`,
+    - `_calls(taken, grad_scale)`: the operator's calls that step a group, as records; their `step` is the one before,
+    - `_adapt_state(group, param, state)`: one parameter's state out of a checkpoint, in that form,
     - `_saved_state(group, param, state)`, where a state is saved in another form than it has,
-    - `_with_gradients(group)` and `_check_gradients(number, params, grads)`, where more than dense gradients are
-      accepted.
+    - `_with_gradients(group)`, `_check_gradients(taken)`, `_run(call)`, where more than dense gradients are accepted.
     """
 
     #: How `state_dict` gives 8-bit moments: None, "rows" or "float32"; see docs/distributed.md. It belongs to the
@@ -49,13 +63,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._plans: dict[Any, Any] = {}
-        self._seen: list[State] = []
+        self._checked: dict[int, Any] = {}  # the options of each group as they were looked at last
+        self._options = _options_of(defaults)
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._plans, self._seen = {}, []
+        self._options, self._checked = _options_of(self.defaults), {}
+        for kept in self.state.values():
+            if isinstance(kept, dict) and kept and not isinstance(kept.get("step"), Tensor):  # of version 0.1
+                kept["step"] = new_step(whole_step(kept.get("step", 0)))
 
     # ---- groups ----
 
@@ -101,7 +118,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: a gradient of a dtype or layout that is not accepted.
-            ValueError: parameters or states that share memory or do not fit each other. Nothing has been written then.
+            ValueError: an option of a group that is out of range; parameters or states that share memory or do not fit
+                each other. Nothing has been written then.
         """
         loss = None
         if closure is not None:
@@ -110,22 +128,31 @@ class FusedOptimizer(torch.optim.Optimizer):
         found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found_inf is not None and float(found_inf) != 0.0:
             return loss
-        grad_scale = 1.0 if scale is None else float(scale)
-        work: list[tuple[int, Group, Sequence[Tensor], Any]] = []
+        self._before_step()
+        work = []
         for number, group in enumerate(self.param_groups):
             params, grads = self._with_gradients(group)
             if params:
-                work.append((number, group, params, grads))
-        self._forget_replaced_states()
-        for number, _, params, grads in work:
-            self._check_gradients(number, params, grads)
-        for run in [self._prepare(*item, grad_scale) for item in work]:
-            run()
-        self._after_step()
+                self._check_options(number, group)
+                work.append(Taken(number, group, params, grads, self._states(params)))
+        if not all(map(all, map(_states_of, work))):
+            self._make_states(work)
+        self._take(work, 1.0 if scale is None else float(scale))
+        self._after_step(work)
         return loss
 
-    def _after_step(self) -> None:
+    def _before_step(self) -> None:
+        """What a subclass refuses before a step."""
+
+    def _after_step(self, work: Sequence[Taken]) -> None:
         """What a subclass does after a step that was not skipped."""
+
+    def _check_options(self, number: int, group: Group) -> None:
+        """Looks at a group's options where they are others than at the step before."""
+        options = self._options(group)
+        if self._checked.get(number) != options:
+            self._check_group(group)
+            self._checked[number] = options
 
     def _with_gradients(self, group: Group) -> tuple[Sequence[Tensor], Any]:
         """The parameters to step, and what each is stepped by."""
@@ -135,37 +162,83 @@ class FusedOptimizer(torch.optim.Optimizer):
             grads = [grad for grad in grads if grad is not None]
         return params, resolved(sharding.local_gradients(params, grads))
 
-    def _check_gradients(self, number: int, params: Sequence[Tensor], grads: Any) -> None:
-        """Refuses gradients, unless the group's plan still holds: it takes dense ones alone."""
-        if not self._plan_holds(number, params, grads):
-            check_dense(grads)
+    def _states(self, params: Sequence[Tensor]) -> list[State]:
+        return list(map(self.state.get, params))  # type: ignore[arg-type]  # those of none are made before use
 
-    def _prepare(self, number: int, group: Group, params: Sequence[Tensor], grads: Any, grad_scale: float) -> Run:
+    def _make_states(self, work: list[Taken]) -> None:
+        """The states of parameters that have none, once all gradients are known to be sound."""
+        for taken in work:
+            self._check_gradients(taken)
+            memory.check_memory([("a parameter", taken.mine)], [("a gradient", list(self._read(taken.grads)))])
+        for i, taken in enumerate(work):
+            for param in taken.params:
+                if not self.state[param]:
+                    self._make_state(taken.group, param)
+            work[i] = taken._replace(states=self._states(taken.params))
+
+    def _make_state(self, group: Group, param: Tensor) -> State:
+        state = self.state[param] = {"step": new_step(), **self._new_state(group, param)}
+        return state
+
+    def _take(self, work: Sequence[Taken], grad_scale: float) -> None:
+        """Steps all groups, or none. See `_step` for the two ways."""
+        try:
+            calls = list(chain.from_iterable(self._calls(taken, grad_scale) for taken in work))
+            plain = not any(map(Tensor.is_neg, chain.from_iterable(taken.params for taken in work)))
+        except (KeyError, TypeError, AttributeError):  # of a state that is not as it should be
+            plain = False
+        if plain and operators.run_together(calls):
+            for taken in work:
+                operators.bump(taken.mine)  # no graph holds a state
+            return
+        for taken in work:
+            self._check(taken)
+        calls = list(chain.from_iterable(self._calls(taken, grad_scale) for taken in work))
+        for call in calls:
+            self._check_call(call)
+        for call in calls:
+            self._run(call._replace(step=[step + 1 for step in call.step]))
+        for step in {id(step): step for call in calls for step in call.step}.values():
+            step += 1
+
+    def _check(self, taken: Taken) -> None:
+        """Refuses, in words, parameters, gradients and states that are not as they should be."""
+        self._check_gradients(taken)
+        params = taken.mine
+        states: list[Tensor] = []
+        for param, mine, state in zip(taken.params, params, taken.states, strict=True):
+            check_device("a parameter", mine, params[0].device, "the first one of its group")
+            entries = self._entries(taken.group, param, state)
+            check_state(mine, state, entries)
+            states += [state[key] for key in entries]
+        written = [("a parameter", params), ("an optimizer state", states)]
+        memory.check_memory(written, [("a gradient", list(self._read(taken.grads)))])
+
+    def _check_gradients(self, taken: Taken) -> None:
+        check_dense(taken.grads)
+        for param, grad in zip(taken.mine, taken.grads, strict=True):
+            check_param(param)
+            check_gradient(param, grad)
+
+    def _read(self, grads: Sequence[Any]) -> Iterable[Tensor]:
+        """The tensors that gradients are made of."""
+        return grads
+
+    def _check_call(self, call: Any) -> None:
+        """Refuses what an operator would refuse of a call."""
+        operators.operator_of(call).check(call)
+
+    def _run(self, call: Any) -> None:
+        operators.operator_of(call).run(call)
+
+    def _calls(self, taken: Taken, grad_scale: float) -> Sequence[Any]:
         raise NotImplementedError
 
-    def _plan_holds(self, key: Any, params: Sequence[Tensor], others: Sequence[Any]) -> bool:
-        """Whether there is a plan that holds for the parameters and what goes with them; drops one that does not."""
-        plan = self._plans.get(key)
-        if plan is None or plan.holds(params, others):
-            return plan is not None
-        del self._plans[key]
-        return False
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        raise NotImplementedError
 
-    def _plan(self, key: Any, make: Callable[[], Any], options: tuple[Any, ...] = ()) -> Any:
-        """The plan of that key, made where there is none for these options of the group (see `_plan_holds`)."""
-        plan = self._plans.get(key)
-        if plan is None or plan.options != options:
-            plan = self._plans[key] = make()
-            plan.options = options
-            self._seen = list(self.state.values())
-        return plan
-
-    def _forget_replaced_states(self) -> None:
-        """Drops the plans when a parameter's state is another dict than before."""
-        now = list(self.state.values())
-        if len(now) != len(self._seen) or not all(map(is_, now, self._seen)):
-            self._plans.clear()
-            self._seen = now
+    def _entries(self, group: Group, param: Tensor, state: State) -> dict[str, Entry]:
+        raise NotImplementedError
 
     # ---- saving and loading ----
 
@@ -225,7 +298,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {**state_dict, "param_groups": saved_groups, "state": states}
 
     def _adapt_state(self, group: Group, param: Tensor, state: Mapping[str, Any]) -> State:
-        """One parameter's state out of a checkpoint, as copies, in the form that `_prepare` takes."""
+        """One parameter's state out of a checkpoint, as copies, in the form that is stepped."""
         raise NotImplementedError
 
 
@@ -240,6 +313,14 @@ def _unwrap(optimizer: torch.optim.Optimizer) -> None:
     for param, state in optimizer.state.items():
         if isinstance(state, _Kept):
             optimizer.state[param] = state.state
+
+
+_states_of = attrgetter("states")
+
+
+def _options_of(defaults: dict[str, Any]) -> Callable[[Group], tuple[Any, ...]]:
+    """What a group's options are read by: without its counter, and what torch adds to the defaults when it loads."""
+    return itemgetter(*(key for key in defaults if key not in ("ema_updates", "differentiable")))
 
 
 def _once(params: Any) -> list[Any]:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
 from . import _adamw_rows as rows
-from ._base import FusedOptimizer, Run
+from ._base import FusedOptimizer
 from ._options import check_flag
-from ._plans import Group, State, first_seed, seeds_of
-
-#: Options of a group that a plan is made for: when one changes, all are looked at again.
-_made_for = itemgetter(
-    "block_size", "codebook", "nonzero_v", "skip_nonfinite", "stochastic_rounding", "rounding_seed", "state_bits"
-)
+from ._step import Entry, Group, State, Taken, first_seed
 
 
 class AdamW8bit(FusedOptimizer):
@@ -46,7 +40,7 @@ class AdamW8bit(FusedOptimizer):
     `state_dict` gives the moments: None as they are, "rows" with scales by row that can be sharded anew (as always for
     sharded parameters), "float32" as float32 moments, which they stay when loaded.
 
-    State of a parameter: `step` (int), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
+    State of a parameter: `step` (int64, one element), `exp_avg` and `exp_avg_sq` (uint8 codes), `absmax_exp_avg` and
     `absmax_exp_avg_sq` (float32, one for each block): 2 + 8/block_size bytes an element. Below `min_8bit_size`:
     `exp_avg` and `exp_avg_sq` in float32. `load_state_dict` never quantizes: a state of torch's AdamW stays float32,
     and `anyfuse.optim.import_state(optimizer, state_dict, "torch")` makes codes of it.
@@ -101,33 +95,23 @@ class AdamW8bit(FusedOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._codebooks = rows.Codebooks()
+        self._codebooks = rows.Codebooks(self.param_groups, self.state)
 
     def _check_group(self, group: Group) -> None:
         super()._check_group(group)
-        self._check_choices(group)
-
-    def _check_choices(self, group: Group) -> None:
         rows.check_quantized(group)
         check_flag("skip_nonfinite", group["skip_nonfinite"])
 
-    def _prepare(
-        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
-    ) -> Run:
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), _made_for(group))
-        options, steps = rows.options_of(group, grad_scale), plan.next_steps()
-        return lambda: rows.run(plan, grads, options, steps)
+    def _calls(self, taken: Taken, grad_scale: float) -> Sequence[Any]:
+        self._codebooks.check(taken)
+        return [rows.call_of(taken, grad_scale)]
 
-    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Any:
-        self._check_choices(group)
-        states = []
-        for param in params:
-            if not self.state[param]:
-                self.state[param] = rows.new_state(group, param)
-                self._codebooks.made(param, group["codebook"])
-            states.append(self.state[param])
-        self._codebooks.check(params, states, group["codebook"])
-        return rows.make_plan(params, grads, states, seeds_of(group, number, params), group["block_size"])
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        self._codebooks.made(param, group["codebook"])
+        return rows.new_state(group, param)
+
+    def _entries(self, group: Group, param: Tensor, state: State) -> dict[str, Entry]:
+        return rows.entries(group, param, state)
 
     def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
         return rows.saved_state(group, param, state, self.checkpoint_form)

@@ -26,7 +26,7 @@ from ..formats import codebook as books
 from . import _adamw_rows as rows
 from ._base import FusedOptimizer
 from ._options import check_choice
-from ._plans import Group, State
+from ._step import Group, State
 
 LAYOUTS = ("torch", "bitsandbytes", "torchao", "arrays")
 _KEYS = ("exp_avg", "exp_avg_sq")
@@ -120,7 +120,7 @@ def export_state(optimizer: FusedOptimizer, layout: str) -> dict[str, Any]:
         groups.append({**options, **(_TORCH_GROUP if layout == "torch" else {}), "params": ids["params"]})
         for param, number in zip(group["params"], ids["params"], strict=True):
             if optimizer.state.get(param):
-                states[number] = (optimizer.state[param]["step"], _moments_of(group, optimizer.state[param]))
+                states[number] = (int(optimizer.state[param]["step"]), _moments_of(group, optimizer.state[param]))
     if layout == "arrays":
         return _to_arrays([states[number] for number in sorted(states)])
     write = {"torch": _to_torch, "bitsandbytes": _to_bitsandbytes, "torchao": _to_torchao}[layout]

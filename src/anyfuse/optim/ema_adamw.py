@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import _core
 from ..ops import _checks as checks
 from ..ops import apply_fused_ema_adamw as op
 from . import _adamw_rows as rows
 from . import _sharding as sharding
-from ._base import FusedOptimizer, Run
+from ._base import FusedOptimizer
 from ._buffers import Buffers
+from ._loading import new_step
 from ._options import check_choice, check_flag, check_number, check_whole
-from ._plans import Group, Plan, State, check_param, count_steps, first_seed, runs_natively, scale_tensor, seeds_of
-
-_FIELDS = {"m": "exp_avg", "v": "exp_avg_sq", "s": "ema"}
-_DTYPES = {f"{name}_dtype": name for name in ("grad", "var", "m", "v", "s")}
-
-#: Options of a group that a plan is made for: when one changes, all are looked at again.
-_made_for = itemgetter(
-    "state_bits", "block_size", "codebook", "nonzero_v", "stochastic_rounding", "rounding_seed", "ema_dtype",
-    "ema_warmup", "step_mode", "adam_w_mode", "bias_correction",
-)  # fmt: skip
+from ._step import Entry, Group, State, Taken, first_seed, scale_tensor
 
 
 class EMAAdamW(FusedOptimizer):
@@ -53,9 +43,9 @@ class EMAAdamW(FusedOptimizer):
         stochastic_rounding: parameters and EMAs of 16 bits are rounded up or down by chance (see AdamW8bit).
         block_size, min_8bit_size, codebook, nonzero_v, `checkpoint_form`: as in AdamW8bit, for `state_bits=8`.
 
-    Groups may set each of these. State of a parameter: `step` (int), `exp_avg`, `exp_avg_sq` (float32, or codes and
-    scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates; after `average_buffers`, of the
-    first one, `ema_buffers`, the averages by name.
+    Groups may set each of these. State of a parameter: `step` (int64, one element), `exp_avg`, `exp_avg_sq` (float32,
+    or codes and scales) and `ema`. State of a group: `ema_updates`, the number of its EMA's updates; after
+    `average_buffers`, of the first one, `ema_buffers`, the averages by name.
 
     Raises:
         TypeError: a parameter, a gradient or an option of another kind.
@@ -123,7 +113,7 @@ class EMAAdamW(FusedOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._codebooks = rows.Codebooks()
+        self._codebooks = rows.Codebooks(self.param_groups, self.state)
         for name in ("_trained", "_stored", "_buffers"):  # loading a state keeps them, a copied optimizer has none
             self.__dict__.setdefault(name, None)
 
@@ -132,9 +122,6 @@ class EMAAdamW(FusedOptimizer):
         check_number("ema_decay", group["ema_decay"], 0.0)
         checks.require(group["ema_decay"] <= 1.0, f"ema_decay is {group['ema_decay']}; accepted: 0 to 1")
         check_whole("ema_updates", group["ema_updates"], 0)
-        self._check_choices(group)
-
-    def _check_choices(self, group: Group) -> None:
         rows.check_quantized(group)
         check_choice("ema_warmup", group["ema_warmup"], (True, False, "diffusers"))
         check_choice("ema_dtype", group["ema_dtype"], checks.FLOATS)
@@ -147,48 +134,37 @@ class EMAAdamW(FusedOptimizer):
 
     # ---- the step ----
 
-    def _prepare(
-        self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor], grad_scale: float
-    ) -> Run:
+    def _before_step(self) -> None:
         if self._trained is not None:
             raise RuntimeError("step inside swap_ema: the EMA weights are in place, and the step would be lost")
         self._check_buffers()
-        plan = self._plan(number, lambda: self._new_plan(number, group, params, grads), _made_for(group))
-        updates = group["ema_updates"] + 1
-        steps = plan.next_steps() if group["step_mode"] == "parameter" else [updates] * len(params)
-        options = rows.options_of(group, grad_scale, decay_at(group, updates))
-        mode, bias_correction = int(group["adam_w_mode"]), group["bias_correction"]
 
-        def run() -> None:
-            if group["state_bits"] == 8:
-                rows.run(plan, grads, options, steps)
-            else:
-                _run(plan, grads, options, steps, mode, bias_correction)
-            group["ema_updates"] = updates
+    def _calls(self, taken: Taken, grad_scale: float) -> Sequence[Any]:
+        self._codebooks.check(taken)
+        group = taken.group
+        decay = decay_at(group, group["ema_updates"] + 1)
+        call = rows.call_of if group["state_bits"] == 8 else _call_of
+        calls = call(taken, grad_scale, decay)
+        return [calls if group["step_mode"] == "parameter" else calls._replace(step=[new_step(group["ema_updates"])])]
 
-        return run
-
-    def _after_step(self) -> None:
+    def _after_step(self, work: Sequence[Taken]) -> None:
+        for taken in work:
+            group = taken.group
+            group["ema_updates"] += 1
+            if group["step_mode"] == "group":
+                for step in taken.column("step"):
+                    step.fill_(group["ema_updates"])
         if self._buffers is not None:
             group = self.param_groups[0]
             self._buffers.average(group["ema_buffers"], decay_at(group, max(group["ema_updates"], 1)))
 
-    def _new_plan(self, number: int, group: Group, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Plan:
-        self._check_choices(group)
-        states = []
-        for param in params:
-            if not self.state[param]:
-                check_param(sharding.local(param))  # its EMA is a copy of it
-                self.state[param] = rows.new_state(group, param) | {"ema": _copy(param, group["ema_dtype"])}
-                self._codebooks.made(param, group["codebook"])
-            states.append(self.state[param])
-        self._codebooks.check(params, states, group["codebook"])
-        seeds = seeds_of(group, number, params)
-        if group["state_bits"] == 8:
-            return rows.make_plan(params, grads, states, seeds, group["block_size"])
-        plan = Plan(op.Row, params, grads, states, _FIELDS, _DTYPES)
-        plan.rows["seed"] = seeds
-        return plan
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        self._codebooks.made(param, group["codebook"])
+        return rows.new_state(group, param) | {"ema": _copy(param, group["ema_dtype"])}
+
+    def _entries(self, group: Group, param: Tensor, state: State) -> dict[str, Entry]:
+        found = rows.entries(group, param, state)
+        return found | {"ema": Entry(checks.FLOATS, sharding.local(param).shape)}
 
     def _saved_state(self, group: Group, param: Tensor, state: State) -> State:
         return rows.saved_state(group, param, state, self.checkpoint_form)
@@ -328,33 +304,31 @@ def decay_at(group: Group, n: int) -> float:
     return min(decay, (1 + n) / (10 + n))
 
 
-def _run(
-    plan: Plan, grads: Sequence[Tensor], options: rows.Options, steps: list[int], mode: int, bias_correction: bool
-) -> None:
-    if not runs_natively(plan.params):
-        lists: dict[str, Any] = {field: [state[key] for state in plan.states] for field, key in _FIELDS.items()}
-        op.apply_fused_ema_adamw_(
-            grads, plan.params, **lists, step=steps,
-            lr=options.lr, ema_decay=options.ema_decay, beta1=options.betas[0], beta2=options.betas[1],
-            eps=options.eps, mode=mode, bias_correction=bias_correction, weight_decay=options.weight_decay,
-            convention="formula", grad_scale=scale_tensor(options.grad_scale), maximize=options.maximize,
-            stochastic_rounding=plan.rows["seed"].tolist() if options.stochastic_rounding else None,
-        )  # fmt: skip
-    else:
-        plan.begin(grads, steps)
-        _native(
-            op.Params(
-                _core.sizeof(op.Params), _core.sizeof(op.Row), plan.address(), len(steps),
-                options.lr, options.ema_decay, *options.betas, options.eps, options.weight_decay, options.grad_scale,
-                mode, bias_correction, _core.CONVENTIONS["formula"], options.maximize, torch.get_num_threads(),
-                options.stochastic_rounding,
-            )
-        )  # fmt: skip
-        plan.end()
-    count_steps(plan.states, steps)
-
-
-_native = _core.function("apply_fused_ema_adamw", op.Params)
+def _call_of(taken: Taken, grad_scale: float, ema_decay: float) -> op.Call:
+    """A step of a group of float32 moments."""
+    group = taken.group
+    return op.Call(
+        grad=list(taken.grads),
+        var=list(taken.mine),
+        m=taken.column("exp_avg"),
+        v=taken.column("exp_avg_sq"),
+        s=taken.column("ema"),
+        step=taken.column("step"),
+        lr=float(group["lr"]),
+        ema_decay=ema_decay,
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
+        eps=float(group["eps"]),
+        adam_mode=int(group["adam_w_mode"]),
+        bias_correction=group["bias_correction"],
+        weight_decay=float(group["weight_decay"]),
+        convention="formula",
+        lr_tensor=None,
+        grad_scale=scale_tensor(grad_scale),
+        found_inf=None,
+        maximize=bool(group["maximize"]),
+        stochastic_rounding=taken.seeds(),
+    )
 
 
 def _copy(param: Tensor, dtype: torch.dtype) -> Tensor:

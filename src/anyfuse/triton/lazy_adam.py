@@ -511,7 +511,7 @@ def variants() -> Iterator[Variant]:
         rows = 64
         tables: list[Any] = [[ones(rows, dim)], [ones(rows, dim)], [ones(rows, dim, dtype=dtypes[1])]]
         numbers: dict[str, Any] = dict(
-            row_step=[], lr=[ones(1)], step=[], grad_scale=None, found_inf=None,
+            row_step=[], lr=0.1, lr_tensor=[], step=[], grad_scale=None, found_inf=None,
             beta1=0.9, beta2=0.999, epsilon=1e-8, assume_unique=False, convention="formula", bias_correction="none",
             eps_mode="inside", weight_decay=0.0, decay_mode="touched", refuse_negative=False, padding_idx=None,
             maximize=False, stochastic_rounding=None,

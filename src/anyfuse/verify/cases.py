@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from .._checks import dtype_name, one_of
-from .._files import Folder, tensor_writer, text_writer
+from .._files import Folder, digest_of, tensor_writer, text_writer
 from .._settings import backend, float64_reference
 from ..samples.draw import Draw
 from . import compare as judge
@@ -74,16 +75,18 @@ def generate(
         )
         for key, value in results.items()
     )
-    case = Case(spec.name, attributes, inputs, outputs, golden, seed)
     files = {file.file: tensor_writer(tensors[file.name]) for file in inputs}
-    files |= {file.golden: tensor_writer(results[file.name]) for file in outputs if file.golden}
+    files |= {str(file.golden): tensor_writer(results[file.name]) for file in outputs}
+    inputs = tuple(replace(file, sha256=digest_of(files[file.file])) for file in inputs)
+    outputs = tuple(replace(file, sha256=digest_of(files[str(file.golden)])) for file in outputs)
+    case = Case(spec.name, attributes, inputs, outputs, golden, seed)
     if not overwrite:
         for path in (*files, *(file.file for file in outputs)):
             if folder.size(path) is not None:
                 raise ValueError(f"{path!r} exists in {directory}; accepted: another folder, or --overwrite")
     text = json.dumps(to_json(case), indent=2) + "\n"
     # The manifest goes first and comes last: until all is new, this is no case. Results of an older one go too.
-    folder.write({**files, MANIFEST: text_writer(text)}, outdated=(MANIFEST, *(file.file for file in outputs)))
+    folder.write({**files, MANIFEST: text_writer(text)}, MANIFEST, outdated=(file.file for file in outputs))
     return case
 
 
@@ -93,7 +96,7 @@ def run(directory: str | os.PathLike[str]) -> Case:
     for file in case.inputs:
         folder.check_size(file.file, file.nbytes)
     _check_memory(case.inputs)
-    tensors = {file.name: folder.load(file.file, file.dtype, file.shape) for file in case.inputs}
+    tensors = {file.name: folder.load(file.file, file.dtype, file.shape, file.sha256) for file in case.inputs}
     results = plain.named(case.spec, {**case.attributes, **tensors})
     for file in case.outputs:
         got = results[file.name]
@@ -103,7 +106,7 @@ def run(directory: str | os.PathLike[str]) -> Case:
                 f"{case.operator} returned {dtype_name(got.dtype)} of shape {tuple(got.shape)}"
             )
     names = [file.file for file in case.outputs]  # results of an earlier run
-    folder.write({file.file: tensor_writer(results[file.name]) for file in case.outputs}, outdated=names)
+    folder.write({file.file: tensor_writer(results[file.name]) for file in case.outputs}, names[-1], outdated=names)
     return case
 
 
@@ -138,7 +141,7 @@ def compare(
             results.append(judge.Comparison(file.name, name, file.nbytes // file.dtype.itemsize, reason=reason))
             continue
         out = folder.load(file.file, file.dtype, file.shape)
-        golden = folder.load(str(file.golden), file.dtype, file.shape)
+        golden = folder.load(str(file.golden), file.dtype, file.shape, file.sha256)
         judged = judge.compare(
             file.name, out, golden, loss=loss, count_loss=count_loss, lsb=lsb, encoding=file.encoding
         )

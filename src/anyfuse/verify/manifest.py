@@ -25,7 +25,8 @@ ENCODINGS = (None, "int4", "hifloat8")
 
 @dataclass(frozen=True)
 class File:
-    """A tensor and the file that holds it; an output has the file of its golden too."""
+    """A tensor and the file that holds it; an output has the file of its golden too. `sha256` is that of the input's or
+    the golden's file: a manifest of another case beside it is refused. Other writers of manifests may leave it out."""
 
     name: str
     file: str
@@ -33,6 +34,7 @@ class File:
     shape: tuple[int, ...]
     golden: str | None = None
     encoding: str | None = None
+    sha256: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +63,7 @@ class Case:
 def to_json(case: Case) -> dict[str, Any]:
     def entry(file: File) -> dict[str, Any]:
         values = {"name": file.name, "file": file.file, "dtype": dtype_name(file.dtype), "shape": list(file.shape)}
-        return {**values, **{key: getattr(file, key) for key in ("golden", "encoding") if getattr(file, key)}}
+        return {**values, **{key: getattr(file, key) for key in ("golden", "encoding", "sha256") if getattr(file, key)}}
 
     attributes = {
         key: str(value) if isinstance(value, torch.dtype) else value for key, value in case.attributes.items()
@@ -136,6 +138,7 @@ class _Reader:
                 self.shape(name, self.entry(item, "shape", list)),
                 self.path(self.entry(item, "golden", str)) if goldens else None,
                 one_of(f"encoding of {name!r} in {MANIFEST}", item.get("encoding"), ENCODINGS),
+                self.expect("'sha256'", item["sha256"], str) if item.get("sha256") is not None else None,
             )
         return tuple(result.values())
 

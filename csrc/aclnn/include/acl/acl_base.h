@@ -59,7 +59,14 @@ static const int ACL_ERROR_PROFILING_FAILURE = 500005;
 
 #define ACL_UNKNOWN_RANK 0xFFFFFFFFFFFFFFFE
 
-typedef enum {
+/* Enumerations hold any number in C++ too, as they do in C: a wrong one is answered by a code. */
+#ifdef __cplusplus
+#define ACL_ANY_INT : int
+#else
+#define ACL_ANY_INT
+#endif
+
+typedef enum ACL_ANY_INT {
   ACL_DT_UNDEFINED = -1,
   ACL_FLOAT = 0,
   ACL_FLOAT16 = 1,
@@ -90,7 +97,7 @@ typedef enum {
   ACL_FLOAT4_E1M2 = 41
 } aclDataType;
 
-typedef enum {
+typedef enum ACL_ANY_INT {
   ACL_FORMAT_UNDEFINED = -1,
   ACL_FORMAT_NCHW = 0,
   ACL_FORMAT_NHWC = 1,
@@ -113,9 +120,13 @@ typedef enum {
   ACL_FORMAT_FRACTAL_NZ_C0_8 = 54
 } aclFormat;
 
-typedef enum { ACL_DEBUG = 0, ACL_INFO = 1, ACL_WARNING = 2, ACL_ERROR = 3 } aclLogLevel;
+typedef enum ACL_ANY_INT { ACL_DEBUG = 0, ACL_INFO = 1, ACL_WARNING = 2, ACL_ERROR = 3 } aclLogLevel;
 
-typedef enum { ACL_MEMTYPE_DEVICE = 0, ACL_MEMTYPE_HOST = 1, ACL_MEMTYPE_HOST_COMPILE_INDEPENDENT = 2 } aclMemType;
+typedef enum ACL_ANY_INT {
+  ACL_MEMTYPE_DEVICE = 0,
+  ACL_MEMTYPE_HOST = 1,
+  ACL_MEMTYPE_HOST_COMPILE_INDEPENDENT = 2
+} aclMemType;
 
 /* Bytes of one element; 0 for a type that has no whole number of bytes (INT4 and the other sub-byte types, STRING). */
 ACL_FUNC_VISIBILITY size_t aclDataTypeSize(aclDataType dataType);

@@ -17,32 +17,32 @@ extern "C" {
 #define ACL_STREAM_FAST_LAUNCH 0x00000001U
 #define ACL_STREAM_FAST_SYNC 0x00000002U
 
-typedef enum aclrtRunMode { ACL_DEVICE, ACL_HOST } aclrtRunMode;
+typedef enum aclrtRunMode ACL_ANY_INT { ACL_DEVICE, ACL_HOST } aclrtRunMode;
 
-typedef enum aclrtEventStatus {
+typedef enum aclrtEventStatus ACL_ANY_INT {
   ACL_EVENT_STATUS_COMPLETE = 0,
   ACL_EVENT_STATUS_NOT_READY = 1,
   ACL_EVENT_STATUS_RESERVED = 2
 } aclrtEventStatus;
 
-typedef enum aclrtEventRecordedStatus {
+typedef enum aclrtEventRecordedStatus ACL_ANY_INT {
   ACL_EVENT_RECORDED_STATUS_NOT_READY = 0,
   ACL_EVENT_RECORDED_STATUS_COMPLETE = 1
 } aclrtEventRecordedStatus;
 
-typedef enum aclrtEventWaitStatus {
+typedef enum aclrtEventWaitStatus ACL_ANY_INT {
   ACL_EVENT_WAIT_STATUS_COMPLETE = 0,
   ACL_EVENT_WAIT_STATUS_NOT_READY = 1,
   ACL_EVENT_WAIT_STATUS_RESERVED = 0xFFFF
 } aclrtEventWaitStatus;
 
-typedef enum aclrtStreamStatus {
+typedef enum aclrtStreamStatus ACL_ANY_INT {
   ACL_STREAM_STATUS_COMPLETE = 0,
   ACL_STREAM_STATUS_NOT_READY = 1,
   ACL_STREAM_STATUS_RESERVED = 0xFFFF
 } aclrtStreamStatus;
 
-typedef enum aclrtMemcpyKind {
+typedef enum aclrtMemcpyKind ACL_ANY_INT {
   ACL_MEMCPY_HOST_TO_HOST,
   ACL_MEMCPY_HOST_TO_DEVICE,
   ACL_MEMCPY_DEVICE_TO_HOST,
@@ -50,7 +50,7 @@ typedef enum aclrtMemcpyKind {
   ACL_MEMCPY_DEFAULT
 } aclrtMemcpyKind;
 
-typedef enum aclrtMemMallocPolicy {
+typedef enum aclrtMemMallocPolicy ACL_ANY_INT {
   ACL_MEM_MALLOC_HUGE_FIRST,
   ACL_MEM_MALLOC_HUGE_ONLY,
   ACL_MEM_MALLOC_NORMAL_ONLY,
@@ -63,7 +63,7 @@ typedef enum aclrtMemMallocPolicy {
   ACL_MEM_TYPE_HIGH_BAND_WIDTH = 0x1000
 } aclrtMemMallocPolicy;
 
-typedef enum aclrtMemAttr {
+typedef enum aclrtMemAttr ACL_ANY_INT {
   ACL_DDR_MEM,
   ACL_HBM_MEM,
   ACL_DDR_MEM_HUGE,
