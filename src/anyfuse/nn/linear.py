@@ -130,7 +130,7 @@ class QuantLinear(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantLinear:
         """What `to`, `half`, `cuda` and their like go through."""
         before = {name: self._buffers[name] for name in ("weight", "weight_scale", "smooth_scale", "x_scale")}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, scale in before.items():
             moved = self._buffers[name]
             if scale is not None and moved is not None and moved.dtype != scale.dtype:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from .._settings import convention_or_default
 from ..ops import _checks as checks
-from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from ..ops._register import REFUSALS, reason
+from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
 from .rows import QuantizedRows
 
 OPERATOR = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
