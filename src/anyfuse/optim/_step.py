@@ -34,8 +34,8 @@ class Entry(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a step takes of a group: the parameters that have a gradient, their parts that are this rank's, the gradients
-    and the states."""
+    """What a step takes of a group: the parameters that have a gradient, their parts that are this rank's, the
+    gradients and the states."""
 
     number: int
     group: Group
