@@ -103,7 +103,9 @@ def test_a_captured_step_waits_for_nothing(spec: OpSpec, gpu: SimpleNamespace, m
         sample = spec.samples.draw(Draw(seed))
         with operators.Recorder() as recorder:
             spec.function(**clone_with_storage(sample.arguments))
-        ((_, args, _),) = recorder.calls
+        ((function, args, _),) = recorder.calls
+        operator = _register._operators[spec.name]
+        args = operator._listed(args) if function is operator.one else args
         with fake:
             call = module.Call(*map(on_gpu, args))
             monkeypatch.setitem(_watch._watches, GPU, Watch(gpu))
@@ -254,7 +256,7 @@ def test_kernels_run_on_the_device_of_the_tensors(spec: OpSpec, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, f"anyfuse.triton.{name.rstrip('_')}", module)
     with FakeTensorMode():
         tensors = [torch.empty(3, device="cuda:1")]
-        operator = _register.Operator(Given, getattr(torch.ops.anyfuse, name).default, None)
+        operator = _register.Operator(Given, getattr(torch.ops.anyfuse, name).default, None, lambda call: None)
         ran_on = _register._on_gpu(operator, lambda call: None)(Given(tensors, torch.zeros(1, dtype=torch.int64)))
     assert ran_on == [torch.device("cuda", 1)] and current == []
 

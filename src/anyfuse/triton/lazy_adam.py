@@ -319,7 +319,7 @@ class Numbers:
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
         self.of_tables = (
-            self._on_host(call, count) if on_host((*call.rates, *call.step)) else self._on_device(call, count)
+            self._on_host(call, count) if on_host((*call.lr_tensor, *call.step)) else self._on_device(call, count)
         )
         self.lr = spread(call.rates, count, device, torch.float64) if call.counts_rows else None
         known = call.decay_mode == "catch_up" and on_host(call.step)
@@ -350,7 +350,8 @@ class Numbers:
 
     def _on_host(self, call: Call, count: int) -> Tensor:
         """-lr, epsilon and the decay factor of each table, (3, count)."""
-        rates = [float(value) for value in call.rates] * (count if len(call.rates) == 1 else 1)
+        rates = [float(value) for value in call.lr_tensor] or [call.lr]
+        rates = rates * count if len(rates) == 1 else rates
         steps = checks.step_values(call.step, count) if call.step else [0] * count
         exact = [Exact(rate, call) for rate in rates]
         rows = [(*each.at(step), numerics.f32(each.decay)) for each, step in zip(exact, steps, strict=True)]
