@@ -206,7 +206,7 @@ def call_of(taken: Taken, grad_scale: float, ema_decay: float = 0.0) -> op.Call:
         ema_decay=ema_decay,
         stochastic_rounding=taken.seeds(),
     )
-    return _cut(call, taken) if sharding.any_sharded(taken.params) else call
+    return call if taken.mine is taken.params else _cut(call, taken)
 
 
 def _cut(call: op.Call, taken: Taken) -> op.Call:

@@ -134,7 +134,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             params, grads = self._with_gradients(group)
             if params:
                 self._check_options(number, group)
-                work.append(Taken(number, group, params, grads, self._states(params)))
+                mine = sharding.locals_of(params)
+                work.append(Taken(number, group, params, mine, grads, self._states(params)))
         if not all(map(all, map(_states_of, work))):
             self._make_states(work)
         self._take(work, 1.0 if scale is None else float(scale))
@@ -185,7 +186,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Steps all groups, or none. See `_step` for the two ways."""
         try:
             calls = list(chain.from_iterable(self._calls(taken, grad_scale) for taken in work))
-            plain = not any(map(Tensor.is_neg, chain.from_iterable(taken.params for taken in work)))
+            plain = not any(map(Tensor.is_neg, chain.from_iterable(taken.mine for taken in work)))
         except (KeyError, TypeError, AttributeError):  # of a state that is not as it should be
             plain = False
         if plain and operators.run_together(calls):
