@@ -21,7 +21,6 @@ from ._loading import new_step
 from ._options import check_choice, check_flag, check_number, check_whole
 from ._step import Entry, Group, State, Taken, first_seed, scale_tensor
 
-
 _FLOAT32 = frozenset([torch.float32])
 _dtype_of = attrgetter("dtype")
 
