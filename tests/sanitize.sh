@@ -43,7 +43,7 @@ for part in "${parts[@]}"; do
   case $part in
     address)
       ctest --test-dir "$build/address" --output-on-failure
-      for name in lifecycle views threads; do program address "$name"; done
+      for name in lifecycle views threads forks; do program address "$name"; done
       ;;
     thread)
       ctest --test-dir "$build/thread" --output-on-failure
