@@ -76,13 +76,18 @@ def numbers_from_device_tensors() -> None:
     from anyfuse.triton import apply_adam_w_quant as adam
     from anyfuse.triton import apply_fused_ema_adamw as ema
 
+    def call_at(steps: list[torch.Tensor], convention: str) -> Any:
+        lists = [[torch.ones(1)] * len(steps) for _ in range(5)]
+        options = (0.1, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01, convention, None, None, None, False, None)
+        return ema.Call(*lists, steps, *options)
+
     cpu, steps = torch.device("cpu"), [torch.tensor([t]) for t in (1, 2, 7, 1000, 10**6)]
     for convention in ("formula", "device"):
 
         def both(convention: str = convention) -> list[torch.Tensor]:
             numbers = (0.01, 0.9, 0.999, 0.1, 1e-8, convention, cpu)
             lists = [adam.numbers_of_steps(steps, 5, *numbers), adam.numbers_of_steps(steps[:1], 3, *numbers)]
-            return [*lists, ema.corrections(steps, 5, 0.9, 0.999, True, convention, cpu)]
+            return [*lists, ema.corrections(call_at(steps, convention), cpu)]
 
         expected = both()
         with mock.patch.object(adam, "on_host", lambda _: False), mock.patch.object(ema, "on_host", lambda _: False):

@@ -220,7 +220,10 @@ def lazy_adam_(
                 [0.9968, 0.9968],
                 [1.0000, 1.0000]])
     """
-    lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(var))
+    if not isinstance(var, Tensor):
+        lists = {"gradient": gradient, "indices": indices, "m": m, "v": v, "var": var}
+        *others, tables = checks.lists_like(var, may_hold_none=("indices",), **lists)
+    lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(tables))
     options = (
         grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention, "device"),
         _correction(bias_correction), eps_mode, weight_decay, decay_mode, refuse_negative, _padding(padding_idx),
@@ -233,8 +236,6 @@ def lazy_adam_(
             seeds_of(stochastic_rounding, 1),
         )  # fmt: skip
     else:
-        lists = {"gradient": gradient, "indices": indices, "m": m, "v": v, "var": var}
-        *others, tables = checks.lists_like(var, may_hold_none=("indices",), **lists)
         _list(
             *others, tables, [] if row_step is None else checks.lists_like(var, row_step=row_step)[0], lr_number,
             lr_tensors, [] if step is None else checks.step_list(step, len(tables)), *options,
