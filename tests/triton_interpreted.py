@@ -20,6 +20,7 @@ import anyfuse
 from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 from anyfuse.formats import codebook
+from anyfuse.ops import _register
 from anyfuse.samples.draw import Draw
 from anyfuse.samples.kinds import Sample
 
@@ -40,12 +41,20 @@ def small(spec: OpSpec, arguments: dict[str, Any]) -> bool:
     return elements <= ELEMENTS.get(spec.name, 300_000)
 
 
+def record_of(spec: OpSpec, overload: Any, args: Any) -> Any:
+    """The arguments of a call as its record has them, in lists where it was one of one tensor."""
+    operator = _register._operators[spec.name]
+    return operator._listed(args) if overload is operator.one else args
+
+
 def compare(spec: OpSpec, sample: Sample) -> str | None:
     """What differs between the CPU's results and the interpreted kernels', in-place arguments and returned tensors."""
     with operators.Recorder() as recorder:
         expected = spec.function(**clone_with_storage(sample.arguments))
     ((overload, args, kwargs),) = recorder.calls
     module = import_module(f"anyfuse.triton.{spec.name}")
+    args = record_of(spec, overload, args)
+    overload = _register._operators[spec.name].overload
     got = module.run(module.Call(*args, **kwargs))
     if spec.in_place:
         given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
@@ -158,7 +167,8 @@ def refused_ids_are_skipped_and_told() -> None:
         with operators.Recorder() as recorder:
             tables = m.clone(), v.clone(), var.clone()
             anyfuse.lazy_adam_(torch.ones(3, 4), torch.tensor([1, 0, 2]), *tables, 0.1, **options)
-        ((_, args, _),) = recorder.calls
+        ((overload, args, _),) = recorder.calls
+        args = record_of(anyfuse._REGISTRY["lazy_adam"], overload, args)
         state = m.clone(), v.clone(), var.clone()
         call = lazy_adam.Call(*args)._replace(indices=[torch.tensor([1, *wrong])], m=[state[0]], v=[state[1]])
         lazy_adam.run(call._replace(var=[state[2]]))
