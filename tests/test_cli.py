@@ -94,11 +94,14 @@ def test_no_command_is_forgotten() -> None:
     assert set(JSON_CALLS) | {"demo", "eval", "quantize", "run"} == set(NAMES)
 
 
+STARTS = ("anyfuse", "cat", "cc", "cmake", "export", "source")
+
+
 @pytest.mark.parametrize("name", [*NAMES, *GROUPS])
 def test_help_has_examples_and_exit_statuses(name: str) -> None:
     text = help_of(name)
     found = examples(text)
-    assert found and all(example.split()[0] in ("anyfuse", "cc", "cmake", "source") for example in found)
+    assert found and all(example.split()[0] in STARTS for example in found)
     assert any(f"anyfuse {name}".strip() in example for example in found)
     assert max(map(len, found)) <= 76  # so that none is broken in a terminal of 80 columns
     assert "Exit status: 0" in text or "Exit status: the script's" in text

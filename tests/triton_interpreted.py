@@ -20,6 +20,7 @@ import anyfuse
 from anyfuse._bits import clone_with_storage
 from anyfuse._opspec import OpSpec
 from anyfuse.formats import codebook
+from anyfuse.ops import _register
 from anyfuse.samples.draw import Draw
 from anyfuse.samples.kinds import Sample
 
@@ -40,12 +41,20 @@ def small(spec: OpSpec, arguments: dict[str, Any]) -> bool:
     return elements <= ELEMENTS.get(spec.name, 300_000)
 
 
+def record_of(spec: OpSpec, overload: Any, args: Any) -> Any:
+    """The arguments of a call as its record has them, in lists where it was one of one tensor."""
+    operator = _register._operators[spec.name]
+    return operator._listed(args) if overload is operator.one else args
+
+
 def compare(spec: OpSpec, sample: Sample) -> str | None:
     """What differs between the CPU's results and the interpreted kernels', in-place arguments and returned tensors."""
     with operators.Recorder() as recorder:
         expected = spec.function(**clone_with_storage(sample.arguments))
     ((overload, args, kwargs),) = recorder.calls
     module = import_module(f"anyfuse.triton.{spec.name}")
+    args = record_of(spec, overload, args)
+    overload = _register._operators[spec.name].overload
     got = module.run(module.Call(*args, **kwargs))
     if spec.in_place:
         given = dict(zip((argument.name for argument in overload._schema.arguments), args, strict=True))
@@ -76,13 +85,18 @@ def numbers_from_device_tensors() -> None:
     from anyfuse.triton import apply_adam_w_quant as adam
     from anyfuse.triton import apply_fused_ema_adamw as ema
 
+    def call_at(steps: list[torch.Tensor], convention: str) -> Any:
+        lists = [[torch.ones(1)] * len(steps) for _ in range(5)]
+        options = (0.1, 0.99, 0.9, 0.999, 1e-8, 1, True, 0.01, convention, None, None, None, False, None)
+        return ema.Call(*lists, steps, *options)
+
     cpu, steps = torch.device("cpu"), [torch.tensor([t]) for t in (1, 2, 7, 1000, 10**6)]
     for convention in ("formula", "device"):
 
         def both(convention: str = convention) -> list[torch.Tensor]:
             numbers = (0.01, 0.9, 0.999, 0.1, 1e-8, convention, cpu)
             lists = [adam.numbers_of_steps(steps, 5, *numbers), adam.numbers_of_steps(steps[:1], 3, *numbers)]
-            return [*lists, ema.corrections(steps, 5, 0.9, 0.999, True, convention, cpu)]
+            return [*lists, ema.corrections(call_at(steps, convention), cpu)]
 
         expected = both()
         with mock.patch.object(adam, "on_host", lambda _: False), mock.patch.object(ema, "on_host", lambda _: False):
@@ -153,7 +167,8 @@ def refused_ids_are_skipped_and_told() -> None:
         with operators.Recorder() as recorder:
             tables = m.clone(), v.clone(), var.clone()
             anyfuse.lazy_adam_(torch.ones(3, 4), torch.tensor([1, 0, 2]), *tables, 0.1, **options)
-        ((_, args, _),) = recorder.calls
+        ((overload, args, _),) = recorder.calls
+        args = record_of(anyfuse._REGISTRY["lazy_adam"], overload, args)
         state = m.clone(), v.clone(), var.clone()
         call = lazy_adam.Call(*args)._replace(indices=[torch.tensor([1, *wrong])], m=[state[0]], v=[state[1]])
         lazy_adam.run(call._replace(var=[state[2]]))

@@ -28,7 +28,7 @@ def acl_config(
     $ cmake -S . -B build -DAnyfuseAcl_DIR=$(anyfuse acl-config --cmake)
     $ cmake -S . -B build -DCMAKE_PREFIX_PATH=$(anyfuse acl-config --root)
     $ source $(anyfuse acl-config --root)/set_env.sh
-    $ PKG_CONFIG_PATH=$(anyfuse acl-config --pkg-config) pkg-config --cflags --libs anyfuse-acl
+    $ export PKG_CONFIG_PATH=$(anyfuse acl-config --pkg-config)
     $ cc program.c $(anyfuse acl-config --plain --cflags --libs)
 
     Exit status: 0 done, 2 an error or wrong usage.

@@ -21,7 +21,7 @@ def require_shape(name: str, tensor: Tensor, shape: Sequence[int], of: str) -> N
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}; accepted: {tuple(shape)}, the shape of {of}")
 
 
-def lists_like(var: Any, /, **given: Any) -> list[list[Tensor]]:
+def lists_like(var: Any, /, *, may_hold_none: Sequence[str] = (), **given: Any) -> list[list[Any]]:
     """The arguments of a call for a list of tensors; TypeError for one that is none, ValueError for another length."""
     if not isinstance(var, (list, tuple)):
         raise TypeError(f"var is a {type(var).__name__}; accepted: a tensor or a list of tensors")
@@ -29,9 +29,11 @@ def lists_like(var: Any, /, **given: Any) -> list[list[Tensor]]:
         if not isinstance(value, (list, tuple)):
             raise TypeError(f"{name} is a {type(value).__name__}; accepted: a list of tensors, as var is one")
         require(len(value) == len(var), f"{name} has {len(value)} tensors; accepted: {len(var)}, as many as var")
+        none = name in may_hold_none
         for item in value:
-            if not isinstance(item, Tensor):
-                raise TypeError(f"{name} holds a {type(item).__name__}; accepted: tensors")
+            if not isinstance(item, Tensor) and not (none and item is None):
+                accepted = "tensors and None" if none else "tensors"
+                raise TypeError(f"{name} holds a {type(item).__name__}; accepted: {accepted}")
     return [list(value) for value in given.values()]
 
 

@@ -195,7 +195,7 @@ def apply_adam_w_quant_(
             s, ema_decay, None if stochastic_rounding is None else seeds_of(stochastic_rounding, 1),
         )  # fmt: skip
     else:
-        given = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
+        given: dict[str, Any] = {"var": var, "grad": grad, "m": m, "v": v, "absmax_m": absmax_m, "absmax_v": absmax_v}
         lists = checks.lists_like(var, **given if s is None else {**given, "s": s})
         _list(
             *lists[:4], qmap_m, qmap_v, *lists[4:6], checks.step_list(step, len(var)), lr_number, beta1, beta2,

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -128,10 +128,7 @@ class Call(NamedTuple):
 
 IDS = (torch.int32, torch.int64)
 INDICES = (*IDS, torch.bool)
-CORRECTIONS = ("none", "global", "row")  # numbered as in the C API
-EPS_MODES = ("inside", "outside")
-DECAY_MODES = ("touched", "catch_up")
-NO_PADDING = -(2**63)
+CORRECTIONS, EPS_MODES, DECAY_MODES = (get_args(kind) for kind in (Correction, EpsMode, DecayMode))
 PADDING_OF_EXCERPT = -1
 STATE = (torch.float32,)
 SMALLEST_EPSILON = numerics.f32(1e-8)
@@ -223,7 +220,10 @@ def lazy_adam_(
                 [0.9968, 0.9968],
                 [1.0000, 1.0000]])
     """
-    lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(var))
+    if not isinstance(var, Tensor):
+        lists = {"gradient": gradient, "indices": indices, "m": m, "v": v, "var": var}
+        *others, tables = checks.lists_like(var, may_hold_none=("indices",), **lists)
+    lr_number, lr_tensors = _rates(lr, 1 if isinstance(var, Tensor) else len(tables))
     options = (
         grad_scale, found_inf, beta1, beta2, epsilon, assume_unique, convention_or_default(convention, "device"),
         _correction(bias_correction), eps_mode, weight_decay, decay_mode, refuse_negative, _padding(padding_idx),
@@ -236,26 +236,12 @@ def lazy_adam_(
             seeds_of(stochastic_rounding, 1),
         )  # fmt: skip
     else:
-        gradients, m_, v_, tables = checks.lists_like(var, gradient=gradient, m=m, v=v, var=var)
         _list(
-            gradients, _indices_list(indices, tables), m_, v_, tables,
-            [] if row_step is None else checks.lists_like(var, row_step=row_step)[0], lr_number, lr_tensors,
-            [] if step is None else checks.step_list(step, len(tables)), *options,
+            *others, tables, [] if row_step is None else checks.lists_like(var, row_step=row_step)[0], lr_number,
+            lr_tensors, [] if step is None else checks.step_list(step, len(tables)), *options,
             seeds_of(stochastic_rounding, len(tables)),
         )  # fmt: skip
     return m, v, var
-
-
-def _indices_list(indices: Any, var: Sequence[Tensor]) -> list[Tensor | None]:
-    """`indices` as a list with one for each table; None stands for all rows."""
-    if not isinstance(indices, (list, tuple)):
-        raise TypeError(f"indices is a {type(indices).__name__}; accepted: a list of tensors and None, as var is one")
-    if len(indices) != len(var):
-        raise ValueError(f"indices has {len(indices)} entries; accepted: {len(var)}, as many as var")
-    for item in indices:
-        if not isinstance(item, Tensor) and item is not None:
-            raise TypeError(f"indices holds a {type(item).__name__}; accepted: tensors and None")
-    return list(indices)
 
 
 def _padding(value: Any) -> Any:

@@ -34,18 +34,15 @@ class Entry(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a step takes of a group: the parameters that have a gradient, with it and their states."""
+    """What a step takes of a group: the parameters that have a gradient, their parts that are this rank's, the
+    gradients and the states."""
 
     number: int
     group: Group
     params: Sequence[Tensor]
+    mine: Sequence[Tensor]
     grads: Sequence[Any]
     states: Sequence[State]
-
-    @property
-    def mine(self) -> Sequence[Tensor]:
-        """The parts of this rank."""
-        return sharding.locals_of(self.params)
 
     def column(self, key: str) -> list[Any]:
         """An entry of each state."""

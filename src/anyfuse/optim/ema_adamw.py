@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +20,9 @@ from ._buffers import Buffers
 from ._loading import new_step
 from ._options import check_choice, check_flag, check_number, check_whole
 from ._step import Entry, Group, State, Taken, first_seed, scale_tensor
+
+_FLOAT32 = frozenset([torch.float32])
+_dtype_of = attrgetter("dtype")
 
 
 class EMAAdamW(FusedOptimizer):
@@ -305,13 +310,15 @@ def decay_at(group: Group, n: int) -> float:
 
 
 def _call_of(taken: Taken, grad_scale: float, ema_decay: float) -> op.Call:
-    """A step of a group of float32 moments."""
-    group = taken.group
+    """A step of a group of float32 moments. TypeError for others, which the operator would take."""
+    group, m, v = taken.group, taken.column("exp_avg"), taken.column("exp_avg_sq")
+    if not _FLOAT32.issuperset(map(_dtype_of, chain(m, v))):
+        raise TypeError("moments of another dtype; accepted: float32")
     return op.Call(
         grad=list(taken.grads),
         var=list(taken.mine),
-        m=taken.column("exp_avg"),
-        v=taken.column("exp_avg_sq"),
+        m=m,
+        v=v,
         s=taken.column("ema"),
         step=taken.column("step"),
         lr=float(group["lr"]),

@@ -197,7 +197,7 @@ def launches(call: Call, results: Results) -> list[Launch]:
         "beta": call.beta,
         "smooth1": call.smooth_scale1,
         "smooth2": call.smooth_scale2,
-        "x": _produced(x),
+        "x": None if call.x2 is None else x,
         "y1": _produced(y1),
         "y2": _produced(y2),
         "scale1": _produced(scale1),

@@ -307,6 +307,13 @@ def kernel(
 # ---- launches ----
 
 
+def rates_on(call: Call, count: int, device: torch.device) -> Tensor:
+    """The learning rate of each table."""
+    if call.lr_tensor:
+        return spread(call.lr_tensor, count, device, torch.float64)
+    return torch.full((count,), call.lr, dtype=torch.float64, device=device)
+
+
 class Numbers:
     """What the kernels multiply and add, for all tables of a call."""
 
@@ -319,9 +326,9 @@ class Numbers:
         self.steps = spread(call.step, count, device, torch.int64) if call.needs_step else None
         self.launches: list[Launch] = []
         self.of_tables = (
-            self._on_host(call, count) if on_host((*call.rates, *call.step)) else self._on_device(call, count)
+            self._on_host(call, count) if on_host((*call.lr_tensor, *call.step)) else self._on_device(call, count)
         )
-        self.lr = spread(call.rates, count, device, torch.float64) if call.counts_rows else None
+        self.lr = rates_on(call, count, device) if call.counts_rows else None
         known = call.decay_mode == "catch_up" and on_host(call.step)
         self.bits = max(checks.step_values(call.step, count)).bit_length() if known else COUNT_BITS
         sign = -1.0 if call.maximize else 1.0
@@ -350,7 +357,8 @@ class Numbers:
 
     def _on_host(self, call: Call, count: int) -> Tensor:
         """-lr, epsilon and the decay factor of each table, (3, count)."""
-        rates = [float(value) for value in call.rates] * (count if len(call.rates) == 1 else 1)
+        rates = [float(value) for value in call.lr_tensor] or [call.lr]
+        rates = rates * count if len(rates) == 1 else rates
         steps = checks.step_values(call.step, count) if call.step else [0] * count
         exact = [Exact(rate, call) for rate in rates]
         rows = [(*each.at(step), numerics.f32(each.decay)) for each, step in zip(exact, steps, strict=True)]
@@ -358,7 +366,7 @@ class Numbers:
 
     def _on_device(self, call: Call, count: int) -> Tensor:
         result = torch.empty(3, count, dtype=torch.float32, device=call.var[0].device)
-        self.launches.append(self.launch(call, spread(call.rates, count, result.device, torch.float64), result))
+        self.launches.append(self.launch(call, rates_on(call, count, result.device), result))
         return result
 
     def launch(self, call: Call, lr: Tensor, result: Tensor) -> Launch:
