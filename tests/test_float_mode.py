@@ -15,7 +15,6 @@ from typing import Any
 import operators
 import pytest
 import torch
-from anyfuse._sampling import clone_with_storage
 from torch import Tensor
 
 import anyfuse
