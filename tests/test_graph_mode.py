@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import operators
@@ -11,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch.overrides import TorchFunctionMode
 
 import anyfuse
 from anyfuse._bits import clone_with_storage
@@ -195,3 +199,131 @@ def test_fakes_take_symbolic_shapes() -> None:
             )
             got = operators.with_changed(spec, compiled(given), given)
             assert (problem := operators.difference(expected, got)) is None, f"{spec.name}, seed {seed}: {problem}"
+
+
+# ---- the native door ----
+
+
+def step_arguments(overload: str) -> tuple[Any, ...]:
+    tensors = [torch.rand(4, 3) for _ in range(5)]
+    lists = [[t] for t in tensors] if overload == "default" else tensors
+    step = torch.tensor([2])
+    numbers = 0.01, 0.9, 0.9, 0.99, 1e-8, 1, True, 0.0, "formula"
+    return (
+        *lists,
+        [step] if overload == "default" else step,
+        *numbers,
+        None,
+        None,
+        None,
+        False,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def step(overload: str) -> Any:
+    return getattr(torch.ops.anyfuse.apply_fused_ema_adamw_, overload)
+
+
+def norm(x1: Tensor, x2: Tensor | None, gamma: Tensor) -> Any:
+    return torch.ops.anyfuse.add_rms_norm_dynamic_quant.default(
+        x1, x2, gamma, None, None, None, 1e-6, True, False, "int8", "formula"
+    )
+
+
+@pytest.mark.parametrize("overload", ["default", "one"])
+def test_both_overloads_are_proper_operators(overload: str) -> None:
+    torch.library.opcheck(step(overload), step_arguments(overload))
+
+
+def test_who_bumps_version_counters() -> None:
+    """The public function does, and a compiled graph does by itself; direct callers of torch.ops do it themselves."""
+    var = torch.rand(3)
+    rest = [torch.rand(3) for _ in range(4)]
+    before = var._version
+    anyfuse.apply_fused_ema_adamw_(rest[0], var, *rest[1:], step=1)
+    assert var._version == before + 1
+    arguments = step_arguments("one")
+    before = arguments[1]._version
+    step("one")(*arguments)
+    assert arguments[1]._version == before
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: step("one")(*given), fullgraph=True, backend="aot_eager")
+    compiled(*arguments)
+    assert arguments[1]._version > before
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_graph_refuses_values_with_the_operators_text(backend: str) -> None:
+    shared = torch.rand(6)
+    lists = [[torch.rand(6)], [shared], [shared], [torch.rand(6)], [torch.rand(6)]]
+
+    def call(lists: list[list[Tensor]]) -> None:
+        step("default")(*lists, *step_arguments("default")[5:])
+
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, ValueError), match=r"(m|var) shares memory with (m|var)"):
+        torch.compile(call, backend=backend)(lists)
+    assert torch.equal(lists[1][0], lists[2][0])
+
+
+def test_fake_and_meta_tensors_have_shapes_alone() -> None:
+    x = torch.empty(5, 8, device="meta")
+    codes, _, total, scale, _ = norm(x, x, torch.empty(8, device="meta"))
+    assert (codes.shape, codes.dtype, total.shape, scale.shape) == ((5, 8), torch.int8, (5, 8), (5,))
+    with torch._subclasses.FakeTensorMode():
+        x = torch.empty(5, 8)
+        assert norm(x, None, torch.empty(8))[2].shape == (0,)
+
+
+def test_functionalize_gives_the_same_bits() -> None:
+    """Of operators that return; torch functionalizes no other custom operator that writes outside of its compiler."""
+    given = torch.rand(2, 8), torch.rand(2, 8), torch.rand(8)
+    for got, expected in zip(torch.func.functionalize(norm)(*given), norm(*given), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_gradients_of_the_sum_pass_in_func_grad() -> None:
+    x, other, gamma = torch.rand(2, 8), torch.rand(2, 8), torch.rand(8)
+    gradient = torch.func.grad(lambda x: (anyfuse.add_rms_norm_dynamic_quant(x, other, gamma)[2] ** 2).sum())
+    torch.testing.assert_close(gradient(x), 2 * (x + other))
+
+
+def test_profilers_and_function_modes_see_direct_calls() -> None:
+    class Names(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    x = torch.rand(2, 8)
+    with Names():
+        norm(x, x, torch.rand(8))
+    assert "anyfuse.add_rms_norm_dynamic_quant.default" in names
+    with torch.autograd.profiler.profile() as profile:
+        norm(x, x, torch.rand(8))
+    assert any("add_rms_norm_dynamic_quant" in event.name for event in profile.function_events)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident set is read from /proc")
+def test_12000_refused_and_general_calls_keep_no_memory() -> None:
+    """50 bytes for each string that leaks would be 1 MiB and more here."""
+    x, gamma = torch.rand(2, 8), torch.rand(8)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            with contextlib.suppress(ValueError):
+                norm(x, x, gamma[:4])
+            norm(x.t().contiguous().t(), None, gamma)
+
+    calls(2000)
+    before = resident()
+    calls(6000)
+    assert resident() - before < 1 << 19

@@ -201,7 +201,7 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         QuantLinear.from_float(layer)
 
 
-# ---- calls past the dispatcher ----
+# ---- calls of the operators ----
 
 
 class Seen(TorchDispatchMode):
@@ -216,8 +216,8 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def same_with_the_dispatcher(module: nn.Module, *arguments: Any) -> None:
-    """A second call leaves the dispatcher out; a mode that watches operators brings it back."""
+def same_when_watched(module: nn.Module, *arguments: Any) -> None:
+    """A mode that watches operators sees them, and changes no number."""
     module(*arguments)
     direct = module(*arguments)
     with Seen() as seen:
@@ -235,23 +235,23 @@ def tensors(result: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1, 64), (64,), (0, 64), (7, 64)])
-def test_past_the_dispatcher_the_numbers_are_the_same(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_the_numbers_are_the_same(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     smooth = torch.rand(64) + 0.5
     layer = linear(64, 40, bias=True, dtype=dtype)
     norm = AddRMSNormQuant(torch.rand(64) + 0.5, smooth_scale=smooth, bias=torch.rand(64))
-    same_with_the_dispatcher(norm, x, residual)
+    same_when_watched(norm, x, residual)
     for quantized in (
         QuantLinear.from_float(layer),
         QuantLinear.from_float(layer, smooth_scale=smooth),
         QuantLinear.from_float(layer, act=0.05),
     ):
-        same_with_the_dispatcher(quantized, x)
-        same_with_the_dispatcher(quantized, norm(x, residual)[1])
+        same_when_watched(quantized, x)
+        same_when_watched(quantized, norm(x, residual)[1])
 
 
-def test_past_the_dispatcher_changed_weights_are_used_and_wrong_ones_refused() -> None:
+def test_changed_weights_are_used_and_wrong_ones_refused() -> None:
     layer, other = QuantLinear.from_float(linear(64, 32)), QuantLinear.from_float(linear(64, 32, seed=1))
     x = torch.randn(3, 64)
     layer(x)
@@ -303,7 +303,7 @@ def test_a_cast_leaves_the_scales_as_they_are(cast: Callable[[nn.Module], nn.Mod
     assert layer.to("meta").weight_scale.is_meta  # a move is one, still
 
 
-def test_past_the_dispatcher_strides_are_read_right() -> None:
+def test_strides_are_read_right() -> None:
     layer, norm = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64))
     x = torch.randn(64, 6)
     for rows in (x.t(), x.t().contiguous()):
@@ -315,7 +315,7 @@ def test_past_the_dispatcher_strides_are_read_right() -> None:
     assert torch.equal(layer(strided), layer(rows)[::2])
 
 
-def test_past_the_dispatcher_settings_hold() -> None:
+def test_settings_hold() -> None:
     layer, x = QuantLinear.from_float(linear(64, 32)), torch.randn(3, 64)
     layer(x), layer(x)
     with anyfuse.soc("Ascend310P"), pytest.raises(TypeError, match="Ascend310P"):
@@ -331,7 +331,7 @@ def test_past_the_dispatcher_settings_hold() -> None:
     assert any("quant_matmul_dequant" in event.name for event in profile.function_events)
 
 
-def test_past_the_dispatcher_negated_views_are_read_right() -> None:
+def test_negated_views_are_read_right() -> None:
     """`torch._neg_view`, and the imaginary part of a conjugate: the memory holds the negatives of the values."""
     layer, norm, x = QuantLinear.from_float(linear(64, 32)), AddRMSNormQuant(torch.ones(64)), torch.randn(3, 64)
     for _ in range(2):
@@ -357,7 +357,7 @@ def release(rows: QuantizedRows) -> None:
 
 
 @pytest.mark.parametrize("change", [cut, lengthen, convert, release])
-def test_past_the_dispatcher_changed_rows_are_refused(change: Callable[[QuantizedRows], None]) -> None:
+def test_changed_rows_are_refused(change: Callable[[QuantizedRows], None]) -> None:
     layer, norm = QuantLinear.from_float(linear(64, 32)), RMSNormQuant(torch.ones(64))
     rows = norm(torch.randn(3, 64))
     for _ in range(2):
@@ -367,7 +367,7 @@ def test_past_the_dispatcher_changed_rows_are_refused(change: Callable[[Quantize
         layer(rows)
 
 
-def test_past_the_dispatcher_arguments_that_do_not_fit_are_refused_by_name() -> None:
+def test_arguments_that_do_not_fit_are_refused_by_name() -> None:
     released = torch.randn(3, 64)
     released.untyped_storage().resize_(0)
     x = torch.randn(3, 64)
@@ -394,7 +394,7 @@ def test_past_the_dispatcher_arguments_that_do_not_fit_are_refused_by_name() -> 
         layer(x)
 
 
-def test_past_the_dispatcher_function_modes_see_the_operator() -> None:
+def test_function_modes_see_the_operator() -> None:
     class Names(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             names.append(str(func))

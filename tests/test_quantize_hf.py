@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import pydoc_data.topics
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import anyfuse
+from anyfuse import _core
 from anyfuse.models import Adapter, evaluate
 from anyfuse.models.calibration import Rounding, Seen, fitted_scale, observe, smooth_scale
 from anyfuse.models.decoder import QuantDecoderLayer
@@ -83,6 +85,33 @@ def test_16_bit_models(dtype: torch.dtype) -> None:
     anyfuse.quantize_(model)
     assert model(ids()).logits.dtype == dtype
     assert close(logits(model), exact)
+
+
+def python_calls(model: Any) -> int:
+    """Of one decoded token."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    with torch.no_grad():
+        cache = model(ids(1, 3), use_cache=True).past_key_values
+        for _ in range(2):  # the first one fills what is made once
+            calls, before = 0, sys.getprofile()
+            sys.setprofile(count)
+            try:
+                model(ids(1, 1), past_key_values=cache, use_cache=True)
+            finally:
+                sys.setprofile(before)
+    return calls
+
+
+def test_a_decoded_token_makes_no_more_python_calls_than_a_float_one() -> None:
+    plain, quantized = tiny(), tiny()
+    anyfuse.quantize_(quantized)
+    _core.go_generally(False)  # an earlier test may have run the reference, after which calls take the general way
+    assert python_calls(quantized) <= python_calls(plain)
 
 
 def test_the_head_is_kept_unless_asked_for_and_the_report_says_so() -> None:

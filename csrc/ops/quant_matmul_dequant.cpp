@@ -332,8 +332,8 @@ ANYFUSE_KERNEL(quant_matmul_dequant, QuantMatmul) {
 #else  // ---- the entry point, once ----
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <type_traits>

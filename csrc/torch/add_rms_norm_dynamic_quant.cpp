@@ -8,8 +8,7 @@ namespace {
 
 constexpr struct {
   anyfuse_dtype code, carrier;
-} kCodes[] = {
-    // in the order of the record's choices
+} kCodes[] = {  // in the order of the record's choices
     {ANYFUSE_INT8, ANYFUSE_INT8},
     {ANYFUSE_INT4, ANYFUSE_UINT8},
     {ANYFUSE_FLOAT8_E4M3FN, ANYFUSE_FLOAT8_E4M3FN},

@@ -125,11 +125,11 @@ class Arguments {
   int64_t integer_or(int i, int64_t otherwise) const {
     return stack_[i] == 0 ? otherwise : static_cast<int64_t>(*reinterpret_cast<StableIValue *>(stack_[i]));
   }
-  int32_t choice(int i);                                   // its place among the field's choices
-  anyfuse_dtype dtype_or(int i, anyfuse_dtype otherwise);  // of a ScalarType?
-  double scalar_or(int i, double otherwise);               // of an optional tensor with one element
+  int32_t choice(int i);                                       // its place among the field's choices
+  anyfuse_dtype dtype_or(int i, anyfuse_dtype otherwise);      // of a ScalarType?
+  double scalar_or(int i, double otherwise);                   // of an optional tensor with one element
   double scalar(const Tensor &one);
-  int64_t step(const Tensor &one);  // of an int64 tensor with one element
+  int64_t step(const Tensor &one);                             // of an int64 tensor with one element
 
   // A list of tensors or, in the overload for one tensor, that one.
   int64_t count(int i);

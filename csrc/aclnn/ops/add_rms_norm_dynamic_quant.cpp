@@ -147,8 +147,7 @@ aclnnStatus plan(const Call &call, double epsilon, bool v2) {
   ANYFUSE_TRY(plan_scale(call, kScale1));
   ANYFUSE_TRY(plan_scale(call, kScale2));
   ANYFUSE_TRY(require_product_number(call, "epsilon", epsilon));
-  ANYFUSE_REQUIRE(in_default_mode([=] { return epsilon >= 0; }), kPlanner, "%s: epsilon is %g; accepted: 0 and above",
-                  call.op(), epsilon);
+  ANYFUSE_REQUIRE(in_default_mode([=] { return epsilon >= 0; }), kPlanner, "%s: epsilon is %g; accepted: 0 and above", call.op(), epsilon);
   return ACLNN_SUCCESS;
 }
 

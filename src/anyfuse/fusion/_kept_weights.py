@@ -76,8 +76,12 @@ def _product(
     return out
 
 
-def _cpu(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return _product(x, weight, *rest, packed(weight, rest[3]))
+def _cpu(
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, x_scale: Tensor, transpose_weight: bool,
+    out_dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    data = packed(weight, transpose_weight)
+    return _product(x, weight, weight_scale, bias, x_scale, transpose_weight, out_dtype, data)
 
 
 library.impl("_quant_matmul_dequant_keeping", _cpu, "CPU")

@@ -58,7 +58,9 @@ class QuantDecoderLayer(nn.Module):
         self.names, self.hands_over = names, hands_over
 
     def forward(self, hidden_states: Tensor | Pending, **options: Any) -> Tensor | Pending:
-        input_norm, attention, post_norm, mlp = (getattr(self, name) for name in self.names)
+        first, second, third, last = self.names
+        parts: dict[str, Any] = self._modules
+        input_norm, attention, post_norm, mlp = parts[first], parts[second], parts[third], parts[last]
         if isinstance(hidden_states, Pending):
             residual, rows = input_norm(hidden_states.delta, hidden_states.residual)
         else:

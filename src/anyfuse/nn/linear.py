@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from .. import packed
 from .._settings import convention_or_default
 from ..ops import _checks as checks
-from ..ops.quant_matmul_dequant import product
+from ..ops._register import REFUSALS, reason
 from ..packed import PackedWeight, pack_weight
 from .rows import QuantizedRows
+
+OPERATOR = torch.ops.anyfuse.quant_matmul_dequant.default
+CONVENTION = convention_or_default(None)
 
 
 class QuantLinear(nn.Module):
@@ -148,7 +151,9 @@ class QuantLinear(nn.Module):
         """(..., n) of x (..., k), in x's dtype."""
         buffers = self._buffers
         if isinstance(x, QuantizedRows):  # which have the smooth scales already
-            rows, scale, smooth, mode = x.codes, x.scale, None, "pertoken"
+            rows: Tensor = x.codes
+            scale: Tensor | None = x.scale
+            smooth, mode = None, "pertoken"
         elif isinstance(x, Tensor):
             rows, scale, smooth = x, buffers["x_scale"], buffers["smooth_scale"]
             mode = "pertoken" if scale is None else "pertensor"
@@ -157,10 +162,14 @@ class QuantLinear(nn.Module):
         flat = rows.dim() == 1
         if flat:
             rows, scale = rows.unsqueeze(0), None if scale is None else scale.reshape(1)
-        out: Tensor = product(
+        arguments = (
             rows, buffers["weight"], buffers["weight_scale"], None, scale, smooth, mode, True,
-            (self.out_features, self.in_features), x.dtype, convention_or_default(None),
+            (self.out_features, self.in_features), x.dtype, CONVENTION,
         )  # fmt: skip
+        try:
+            out: Tensor = OPERATOR(*arguments)
+        except REFUSALS as error:
+            raise reason(OPERATOR, arguments, error) from None
         out = out.squeeze(0) if flat else out
         bias = buffers["bias"]
         return out if bias is None else out + bias.to(x.dtype)
@@ -211,16 +220,14 @@ class QuantLinearPart(nn.Module):
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """(..., stop - start) of x (..., k), in x's dtype."""
-        return self._product(x)[..., self.start : self.stop]
-
-    def _product(self, x: Tensor | QuantizedRows) -> Tensor:
-        shared = self._shared[0]
-        if not isinstance(x, QuantizedRows):
-            out: Tensor = shared(x)
-            return out
-        if x.product is None or x.product[0] is not shared:
-            x.product = (shared, shared(x))
-        return x.product[1]
+        shared, out = self._shared[0], None
+        if isinstance(x, QuantizedRows) and x.product is not None and x.product[0] is shared:
+            out = x.product[1]
+        if out is None:
+            out = shared(x)
+            if isinstance(x, QuantizedRows):
+                x.product = (shared, out)
+        return out[..., self.start : self.stop]
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, outputs {self.start} to {self.stop} of {self.shared.out_features}"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from .._settings import convention_or_default
 from ..ops import _checks as checks
 from ..ops.add_rms_norm_dynamic_quant import add_rms_norm_dynamic_quant
+from ..ops._register import REFUSALS, reason
 from .rows import QuantizedRows
+
+OPERATOR = torch.ops.anyfuse.add_rms_norm_dynamic_quant.default
+CONVENTION = convention_or_default(None)
 
 
 class _Norm(nn.Module):
@@ -32,10 +40,19 @@ class _Norm(nn.Module):
             self.register_buffer(name, None if value is None else value.detach().clone())
 
     def _rows(self, x1: Tensor, x2: Tensor | None) -> tuple[Tensor, QuantizedRows]:
-        buffers = self._buffers
-        codes, _, total, scale, _ = add_rms_norm_dynamic_quant(
-            x1, x2, buffers["weight"], smooth_scale1=buffers["smooth_scale"], beta=buffers["bias"], epsilon=self.epsilon
-        )
+        buffers: dict[str, Any] = self._buffers
+        weight, smooth_scale, bias = buffers["weight"], buffers["smooth_scale"], buffers["bias"]
+        if torch.is_grad_enabled():  # the sum is differentiable
+            codes, _, total, scale, _ = add_rms_norm_dynamic_quant(
+                x1, x2, weight, smooth_scale1=smooth_scale, beta=bias, epsilon=self.epsilon
+            )
+            return total, QuantizedRows(codes, scale, x1.dtype)
+        # Without the public function's frames, which are much of the time that a decoded token takes.
+        arguments = x1, x2, weight, smooth_scale, None, bias, self.epsilon, True, False, "int8", CONVENTION
+        try:
+            codes, _, total, scale, _ = OPERATOR(*arguments)
+        except REFUSALS as error:
+            raise reason(OPERATOR, arguments, error) from None
         return total, QuantizedRows(codes, scale, x1.dtype)
 
     def extra_repr(self) -> str:

@@ -24,9 +24,12 @@ class QuantizedRows:
     __slots__ = ("codes", "dtype", "product", "scale")
 
     def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-        checks.require_tensor("codes", codes, (torch.int8,))
-        checks.require_tensor("scale", scale, (torch.float32,))
-        checks.require_shape("scale", scale, codes.shape[:-1], "codes without its last dimension")
+        if not isinstance(codes, Tensor) or codes.dtype != torch.int8:
+            checks.require_tensor("codes", codes, (torch.int8,))
+        if not isinstance(scale, Tensor) or scale.dtype != torch.float32:
+            checks.require_tensor("scale", scale, (torch.float32,))
+        if scale.shape != codes.shape[:-1]:
+            checks.require_shape("scale", scale, codes.shape[:-1], "codes without its last dimension")
         if dtype not in checks.FLOATS:
             raise TypeError(f"dtype is {dtype}; accepted: {checks.names(checks.FLOATS)}")
         self.codes, self.scale, self.dtype = codes, scale, dtype

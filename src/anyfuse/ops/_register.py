@@ -29,6 +29,9 @@ library = torch.library.Library("anyfuse", "FRAGMENT")
 #: An implementation of an operator: of its record.
 Implementation = Callable[[Any], Any]
 
+#: What an overload raises where a call is refused.
+REFUSALS = (RuntimeError, ValueError, IndexError, OverflowError)
+
 _KINDS: dict[type[BaseException], int] = {ValueError: _core.VALUE_ERROR, IndexError: _core.INDEX_ERROR}
 
 
@@ -172,8 +175,8 @@ def _public(overload: Any) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return overload(*arguments)
-        except (RuntimeError, ValueError, IndexError, OverflowError) as error:
-            raise _reason(overload, arguments, error) from None
+        except REFUSALS as error:
+            raise reason(overload, arguments, error) from None
 
     updated = [a for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     if not updated:
@@ -203,7 +206,8 @@ def bump(tensors: Sequence[Tensor]) -> None:
         torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
-def _reason(overload: Any, arguments: Sequence[Any], error: Exception) -> BaseException:
+def reason(overload: Any, arguments: Sequence[Any], error: Exception) -> BaseException:
+    """What the general implementation raised, or a message that names the argument which the dispatcher refused."""
     kept, _thread.refused = _thread.refused, None
     if kept is not None and str(kept)[:1000] in str(error):  # not what an earlier call of another way has left
         return kept

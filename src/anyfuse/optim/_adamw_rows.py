@@ -30,11 +30,7 @@ def maps(codebook: str, device: torch.device) -> tuple[Tensor, Tensor]:
     return signed.to(device), unsigned.to(device)
 
 
-@cache
-def _no_scales(device: torch.device) -> Tensor:
-    return torch.zeros(0, dtype=torch.float32, device=device)
-
-
+_NO_SCALES = torch.zeros(0)
 _CPU = torch.device("cpu")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -179,7 +175,7 @@ def call_of(taken: Taken, grad_scale: float, ema_decay: float = 0.0) -> op.Call:
     """A step of a group, of which the parameters of a state with an `ema` have an average."""
     group, params, grads = taken.group, list(taken.mine), list(taken.grads)
     device = params[0].device
-    none = _no_scales(device)
+    none = _NO_SCALES if device.type == "cpu" else torch.zeros(0, dtype=torch.float32, device=device)
     has_ema = "ema" in taken.states[0]
     qmap_m, qmap_v = maps(group["codebook"], device)
     call = op.Call(

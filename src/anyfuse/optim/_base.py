@@ -168,6 +168,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _make_states(self, work: list[Taken]) -> None:
         """The states of parameters that have none, once all gradients are known to be sound."""
         for taken in work:
+            self._check_params(taken)
             self._check_gradients(taken)
             memory.check_memory([("a parameter", taken.mine)], [("a gradient", list(self._read(taken.grads)))])
         for i, taken in enumerate(work):
@@ -203,21 +204,26 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _check(self, taken: Taken) -> None:
         """Refuses, in words, parameters, gradients and states that are not as they should be."""
+        self._check_params(taken)
         self._check_gradients(taken)
         params = taken.mine
         states: list[Tensor] = []
         for param, mine, state in zip(taken.params, params, taken.states, strict=True):
-            check_device("a parameter", mine, params[0].device, "the first one of its group")
             entries = self._entries(taken.group, param, state)
             check_state(mine, state, entries)
             states += [state[key] for key in entries]
         written = [("a parameter", params), ("an optimizer state", states)]
         memory.check_memory(written, [("a gradient", list(self._read(taken.grads)))])
 
+    def _check_params(self, taken: Taken) -> None:
+        params = taken.mine
+        for param in params:
+            check_param(param)
+            check_device("a parameter", param, params[0].device, "the first one of its group")
+
     def _check_gradients(self, taken: Taken) -> None:
         check_dense(taken.grads)
         for param, grad in zip(taken.mine, taken.grads, strict=True):
-            check_param(param)
             check_gradient(param, grad)
 
     def _read(self, grads: Sequence[Any]) -> Iterable[Tensor]:

@@ -125,7 +125,11 @@ def wrap(param: Any, value: Tensor) -> Tensor:
 
 
 def wrap_state(param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: wrap(param, value) if isinstance(value, Tensor) else value for key, value in state.items()}
+    """A state as it is saved: its `step`, which all ranks have, stays a plain tensor, as in torch."""
+    return {
+        key: wrap(param, value) if isinstance(value, Tensor) and key != "step" else value
+        for key, value in state.items()
+    }
 
 
 def unwrap_state(param: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
